@@ -1,12 +1,12 @@
-"""The forward of one token as a CUDA graph.
+"""The forward of one sampled token as a CUDA graph.
 
-On a GPU a decoded token takes as long as Python needs to launch its thousand kernels. A graph
-records the launches, and replays them in a fraction of that time at the same addresses. So keys and
-values stay in place, and attention gets all columns of the cache, of which the mask hides those to
-come. When the cache changes its shape (more columns, fewer rows; up to some ten times in a
-rollout), the next token runs as usual and is recorded. Graphs die with their rollout, before an
-update makes them stale. On a CPU the same tokens run over the same tensors unrecorded: so the tests
-see them.
+On a GPU a token takes as long as Python needs to launch its thousand kernels. A graph records these
+launches once, and replays them in a fraction of that time with the same memory addresses. So keys
+and values must stay in place: attention reads all columns of a cache of fixed capacity, and the
+mask hides those that are still to come. When the cache changes its shape (more columns, fewer rows;
+up to some ten times in a rollout), the next token runs as usual and is recorded anew. Graphs are
+freed at the end of their rollout, since an update makes them stale. On a CPU the same code runs
+without recording, which lets the tests check it.
 """
 
 import contextlib
@@ -20,89 +20,89 @@ from transformers.cache_utils import DynamicLayer
 
 from harness.errors import one_line
 
-FEWEST = 16  # tokens that may follow: a graph is recorded in the time of some seven without one
-ROOM = 256  # columns that are added, at least
-FILLER = 100.0  # in columns to come: who sees one by mistake is far off, and found at the start
+MIN_TOKENS = 16  # to record a graph for: recording takes as long as some seven tokens without one
+MIN_GROWTH = 256  # columns to add to a full cache, at least
+FILLER = 100.0  # in columns to come: a model that sees one by mistake is far off in the check
 
 
-class OneTokenByGraph:
-    """Logits (R, V) of one more token of each row, in R = B * n rows.
+class GraphDecodeStep:
+    """Run the model on one more token of each of the R = B * n rows, by replaying a CUDA graph.
 
-    `forward` runs the model. `cache`, `mask` (B, P) and `places` (B, 1), the positions of the next
-    token, are those of the prompts; at most `most` tokens follow.
+    `forward` returns the logits (R, V). `cache` and `mask` (B, P) are those of the prompts,
+    `position_ids` (B, 1) those of the first new tokens.
     """
 
-    problem = None  # why a recording of the last rollout failed, if one did
+    failure = None  # why a recording of the last rollout failed, if one did
 
-    def __init__(self, forward, cache, mask, places, n, most, dtype):
-        OneTokenByGraph.problem = None
+    def __init__(self, forward, cache, mask, position_ids, n, max_new_tokens, dtype):
+        GraphDecodeStep.failure = None
         self.forward = forward
         self.cache = cache
-        self.left = most  # tokens that may still follow
-        self.next = mask.shape[1]  # the column of the next token
-        self.end = self.next + most
-        self.at = torch.tensor([self.next], device=mask.device)
-        columns = self.columns_to_have()
-        self.mask = mask.new_ones(len(mask) * n, columns)
-        self.mask[:, : self.next] = mask.repeat_interleave(n, dim=0)
-        self.places = places.repeat_interleave(n, dim=0)
-        self.tokens = torch.zeros_like(self.places)
+        self.tokens_left = max_new_tokens
+        self.column = mask.shape[1]  # of the next token in the cache
+        self.column_index = torch.tensor([self.column], device=mask.device)  # the same on the GPU
+        self.end = self.column + max_new_tokens
+        capacity = self.next_capacity()
+        self.mask = mask.new_ones(len(mask) * n, capacity)
+        self.mask[:, : self.column] = mask.repeat_interleave(n, dim=0)
+        self.position_ids = position_ids.repeat_interleave(n, dim=0)
+        self.tokens = torch.zeros_like(self.position_ids)
         self.graph = None
-        self.logits = None  # those of the graph
+        self.logits = None  # what the graph writes; None if there is no graph for this cache
         self.pool = None
         self.layers = []
         for i, layer in enumerate(cache.layers):
-            # A layer for images stays empty.
-            if isinstance(layer, DynamicLayer) and layer.is_initialized:
-                cache.layers[i] = FixedLayer(
-                    layer, n, self.next, columns, self.at, dtype or layer.keys.dtype
+            if isinstance(layer, DynamicLayer) and layer.is_initialized:  # layers for images aren't
+                cache.layers[i] = StaticCacheLayer(
+                    layer, n, self.column_index, self.column, capacity, dtype or layer.keys.dtype
                 )
                 self.layers.append(cache.layers[i])
 
     def __call__(self, tokens):
-        if self.next == self.mask.shape[1]:
-            self.add_columns()
+        """Return the logits (R, V) after `tokens` (R, 1)."""
+        if self.column == self.mask.shape[1]:
+            self.grow()
         self.tokens.copy_(tokens)
         if self.logits is not None:
             self.graph.replay()
             logits = self.logits
-        elif tokens.is_cuda and self.left >= FEWEST and OneTokenByGraph.problem is None:
+        elif tokens.is_cuda and self.tokens_left >= MIN_TOKENS and GraphDecodeStep.failure is None:
             logits = self.run_and_record()
         else:
             logits = self.run()
-        self.next += 1
-        self.left -= 1
-        self.at += 1
-        self.places += 1
+        self.column += 1
+        self.tokens_left -= 1
+        self.column_index += 1
+        self.position_ids += 1
         return logits
 
     def run(self):
         return self.forward(
-            input_ids=self.tokens, attention_mask=self.mask, position_ids=self.places
+            input_ids=self.tokens, attention_mask=self.mask, position_ids=self.position_ids
         )
 
     # --- the shape of the cache ---
 
-    def columns_to_have(self):
-        """The columns to have once those are full: a multiple of 16, as kernels like it."""
-        columns = min(self.end, self.next + max(ROOM, self.next // 2))
-        return math.ceil(columns / 16) * 16
+    def next_capacity(self):
+        """Return the columns that the cache needs next: half as many more, a multiple of 16."""
+        capacity = min(self.end, self.column + max(MIN_GROWTH, self.column // 2))
+        return math.ceil(capacity / 16) * 16  # kernels like multiples of 16
 
-    def add_columns(self):
-        """Make room for more tokens."""
-        columns = self.columns_to_have()
-        mask = self.mask.new_ones(len(self.mask), columns)
-        mask[:, : self.next] = self.mask
-        self.change(mask, lambda x: widen(x, 1, 0, columns))
+    def grow(self):
+        """Add columns to a full cache."""
+        capacity = self.next_capacity()
+        mask = self.mask.new_ones(len(self.mask), capacity)
+        mask[:, : self.column] = self.mask
+        self.replace(mask, lambda x: repeat_and_pad(x, 1, 0, capacity))
 
     def select(self, rows):
-        """Go on with these rows alone."""
-        self.places = self.places[rows]
+        """Keep only the given rows."""
+        self.position_ids = self.position_ids[rows]
         self.tokens = self.tokens[rows]
-        self.change(self.mask[rows], lambda x: x[rows])
+        self.replace(self.mask[rows], lambda x: x[rows])
 
-    def change(self, mask, function):
-        """Another mask, other keys and values by `function`: what was recorded no longer fits."""
+    def replace(self, mask, function):
+        """Replace the mask, and keys and values by `function` of them; drop the graph."""
         self.mask = mask
         self.logits = None
         for layer in self.layers:
@@ -110,7 +110,7 @@ class OneTokenByGraph:
             layer.values = function(layer.values)
 
     def close(self):
-        """Free the cache and the memory of the graphs, which would be kept for graphs alone."""
+        """Free the cache and the graphs' memory pool, which nothing else can use."""
         self.graph = self.logits = None
         self.pool = None  # after the graphs that use it
         self.layers.clear()
@@ -119,12 +119,15 @@ class OneTokenByGraph:
     # --- recording ---
 
     def run_and_record(self):
-        """The logits of this token, and a graph for the next; raises if the forward waits."""
+        """Return the logits of this token, and record a graph for the next ones.
+
+        The model first runs unrecorded, and a RuntimeError is raised if it synchronizes.
+        """
         stream = recording_stream()
         stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(stream):
-                with waiting_is_an_error():
+                with synchronizing_is_an_error():
                     logits = self.run()
                 self.record()
         finally:
@@ -132,99 +135,102 @@ class OneTokenByGraph:
         return logits
 
     def record(self):
-        """Record the forward of a token; if that fails, this rollout goes on without graphs.
+        """Record the forward of a token; if that fails, finish this rollout without graphs.
 
-        Not by `torch.cuda.graph`, which waits for the GPU and empties the allocator's cache. The
-        graph gets a state of the generator of its own: the draws go on outside. Other threads
-        (NCCL's) do as they like.
+        `torch.cuda.graph` would synchronize and empty the allocator's cache. The graph gets its own
+        copy of the generator's state, so that sampling outside goes on undisturbed. Other threads
+        (NCCL's) stay unrestricted.
         """
-        device = self.at.device.index
+        device = self.column_index.device.index
         generator = torch.cuda.default_generators[device]
-        drawn = generator.graphsafe_get_state()
+        state = generator.graphsafe_get_state()
         if self.pool is None:
             self.pool = torch.cuda.MemPool()
         uses = self.pool.use_count()
         graph = torch.cuda.CUDAGraph()
-        generator.graphsafe_set_state(drawn.clone_state())
+        generator.graphsafe_set_state(state.clone_state())
         try:
             graph.capture_begin(pool=self.pool.id, capture_error_mode="thread_local")
             try:
                 self.logits = self.run()
             finally:
                 graph.capture_end()
-        except Exception as error:  # a model may do anything, and memory may be short
+        except Exception as error:  # a model may raise anything, and memory may run out
             self.logits = None
-            close_pool(self.pool, graph, device, uses)
-            OneTokenByGraph.problem = one_line(error.__context__ or error)
-            problem = OneTokenByGraph.problem
-            logging.getLogger(__name__).warning("a rollout without CUDA graphs: %s", problem)
+            abandon_recording(graph, self.pool, device, uses)
+            GraphDecodeStep.failure = one_line(error.__context__ or error)
+            log = logging.getLogger(__name__)
+            log.warning("this rollout uses no CUDA graphs: %s", GraphDecodeStep.failure)
         else:
-            self.graph = graph  # only now: the memory of the one before was used again
-        generator.graphsafe_set_state(drawn)
+            self.graph = graph  # not earlier: the new graph reuses the memory of the old one
+        generator.graphsafe_set_state(state)
 
 
-class FixedLayer(DynamicLayer):
-    """A layer of the cache that stays in place: a token is written into the column `at` (1,)."""
+class StaticCacheLayer(DynamicLayer):
+    """A cache layer of fixed capacity: `update` writes a token to the column `column_index` (1,).
 
-    # Else transformers leaves out a mask that is all true, and nothing hides the columns to come.
+    The first `width` columns are those of the prompts.
+    """
+
+    # Otherwise transformers drops a mask that is all true, and nothing hides the columns to come.
     is_compileable = True
 
-    def __init__(self, layer, n, width, columns, at, dtype):
+    def __init__(self, layer, n, column_index, width, capacity, dtype):
         self.__dict__.update(layer.__dict__)
-        self.at = at
-        forgotten = width - layer.keys.shape[2]  # the columns that a sliding window has forgotten
-        self.keys = widen(layer.keys.to(dtype), n, forgotten, columns)
-        self.values = widen(layer.values.to(dtype), n, forgotten, columns)
+        self.column_index = column_index
+        start = width - layer.keys.shape[2]  # a sliding window has dropped the columns before
+        self.keys = repeat_and_pad(layer.keys.to(dtype), n, start, capacity)
+        self.values = repeat_and_pad(layer.values.to(dtype), n, start, capacity)
 
     def update(self, key_states, value_states, *args, **kwargs):
-        self.keys.index_copy_(2, self.at, key_states.to(self.keys.dtype))
-        self.values.index_copy_(2, self.at, value_states.to(self.values.dtype))
+        self.keys.index_copy_(2, self.column_index, key_states.to(self.keys.dtype))
+        self.values.index_copy_(2, self.column_index, value_states.to(self.values.dtype))
         return self.keys, self.values
 
     def get_seq_length(self):
-        return self.at[0]  # a tensor: the masks are made of it inside the graph
+        return self.column_index[0]  # a tensor, so that the graph computes its masks anew
 
     def get_mask_sizes(self, query_length):
         return self.keys.shape[2], 0
 
 
-def widen(x, n, start, columns):
-    """`x` (B, H, S, D) with each row n times, from column `start` on: (B * n, H, columns, D)."""
+def repeat_and_pad(x, n, start, capacity):
+    """Repeat each row of `x` (B, H, S, D) n times: (B * n, H, capacity, D), from column `start`."""
     rows, heads, length, size = x.shape
-    wide = x.new_full((rows, n, heads, columns, size), FILLER)
-    wide[:, :, :, start : start + length] = x[:, None]
-    return wide.flatten(0, 1)
+    padded = x.new_full((rows, n, heads, capacity, size), FILLER)
+    padded[:, :, :, start : start + length] = x[:, None]
+    return padded.flatten(0, 1)
 
 
 @functools.cache
 def recording_stream():
-    """Where graphs are recorded: always on this stream, as cuBLAS keeps a workspace for each."""
+    """Return the stream that records all graphs: cuBLAS keeps a workspace for each stream."""
     return torch.cuda.Stream()
 
 
 @contextlib.contextmanager
-def waiting_is_an_error():
-    """A context in which torch raises where the program would wait for the GPU.
+def synchronizing_is_an_error():
+    """Make torch raise where the program would wait for the GPU.
 
-    What waits cannot be recorded, and a recording that breaks off there leaves torch's allocator in
-    disorder.
+    Such a forward cannot be recorded, and a recording that fails there leaves the allocator in a
+    broken state.
     """
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(action="ignore"):  # it tells everybody that it is a prototype
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(action="ignore"):  # it warns that it is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.set_sync_debug_mode(mode)
 
 
-def close_pool(pool, graph, device, uses):
-    """Take the failed recording of `graph` off its `pool`, which had so many `uses` before."""
+def abandon_recording(graph, pool, device, uses):
+    """Detach a failed recording of `graph` from `pool`, which had so many `uses` before it."""
     if torch.__version__ < "2.13":
-        # There `capture_end` raises before it closes the pool. The allocator would never free its
-        # cache again, as if a graph were recorded, and would end the process when the pool goes.
-        with contextlib.suppress(RuntimeError):  # closed if the recording failed before its end
+        # `capture_end` raises before it closes the pool. The allocator would then never free cached
+        # memory again, as if a graph were being recorded, and would abort when the pool is deleted.
+        with contextlib.suppress(RuntimeError):  # it is closed if the recording failed early
             torch._C._cuda_endAllocateToPool(device, pool.id)
     graph.reset()
-    while pool.use_count() > uses:  # torch up to 2.13.0 gives its use back after a success alone
+    while pool.use_count() > uses:  # up to torch 2.13.0 `reset` releases it after a success only
         torch._C._cuda_releasePool(device, pool.id)

@@ -167,5 +167,5 @@ def test_groups_that_are_taken_and_joined_keep_their_rows(order):
 
 def test_a_row_is_scored_if_some_term_applies_to_it():
     nan = float("nan")
-    samples = samples_of(*"1234", a=[1, nan, nan, 0], b=[nan, 2, nan, 0])
+    samples = samples_of([0.5] * 4, a=[1, nan, nan, 0], b=[nan, 2, nan, 0])
     assert samples.is_scored.tolist() == [True, True, False, True]

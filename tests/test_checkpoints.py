@@ -1,11 +1,11 @@
-"""Checkpoints of common/run.py: what one may hold, what is damaged, which ones are a run's own, and what may change."""
+"""Checkpoints: data alone, damage, another run's, which are kept, and kills while one is written."""
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import json
 import os
-import pickle
 import shutil
 import signal
 
@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness.errors import InputError, StopSignal
-from harness.run import MAY_CHANGE
+from harness.run import RUNTIME_OPTIONS
 from small_run import advance, failure, no_room, refusal, start, train
 from testbed import script
 
@@ -31,43 +30,31 @@ class Code:
         return os.mkdir, (self.path,)
 
 
-FILES = ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "state.json"]
-
-
-@pytest.mark.parametrize("how", ["torch.save", "pickle"])
-@pytest.mark.parametrize("name", [*FILES, "pytorch_model.bin", "custom_checkpoint_0.pkl", "scheduler.bin"])
-def test_no_file_of_a_checkpoint_runs_code(name, how, checkpoint):
-    # Accelerate reads its custom_checkpoint_*.pkl with weights_only=False, and pytorch_model.bin where there is no
-    # model.safetensors. All files of one process are here; of several there is a random_states_*.pkl for each.
-    assert {path.name for path in checkpoint.iterdir()} == set(FILES)
+@pytest.mark.parametrize("name", ["optimizer.bin", "pytorch_model.bin"])
+def test_no_file_of_a_checkpoint_runs_code(name, checkpoint):
+    # Accelerate reads pytorch_model.bin if there is no model.safetensors.
     ran, poison = checkpoint.parent / "ran", checkpoint / name
-    if how == "pickle":
-        poison.write_bytes(pickle.dumps({"step": Code(ran)}, protocol=2))
-    else:
-        torch.save({"step": Code(ran)}, poison)
-        torch.load(poison.open("rb"), weights_only=False)
-        ran.rmdir()  # it works where it is let
+    torch.save({"step": Code(ran)}, poison)
+    torch.load(poison.open("rb"), weights_only=False)
+    ran.rmdir()  # the poison works
     if name == "pytorch_model.bin":
         (checkpoint / "model.safetensors").unlink()
-    if name == "scheduler.bin":  # no run has one: it is not looked at
-        start(checkpoint.parents[1], resume=True)
-    else:
-        assert str(checkpoint) in refusal(checkpoint.parents[1], resume=True)
+    assert str(checkpoint) in refusal(checkpoint.parents[1], resume=True)
     assert not ran.exists()
 
 
-def test_what_is_kept_returns_bit_by_bit(tmp_path, monkeypatch):
-    monkeypatch.setattr(StopSignal, "ECHO", 0.0)
+def test_what_is_saved_returns_bit_by_bit(tmp_path):
     values = [0.1 + 0.2, 1 / 3, 5e-324, -0.0, float("inf"), 2**60 + 1]
     run, optimizer, numbers = start(tmp_path)
     numbers.values = values
-    run.log.first_eval = {"eval/pass@1": 1 / 3}
+    run.log.first_scores = {"step": 0, "eval/pass@1": 1 / 3}
     advance(run, optimizer)
-    weights, moments = run.accelerator._models[0].state_dict(), optimizer.state_dict()["state"]
-    run.close(0)
+    weights, moments = run.model.state_dict(), optimizer.state_dict()["state"]
+    run.lock.release()
     run, optimizer, numbers = start(tmp_path, resume=True)
-    assert list(map(repr, numbers.values)) == list(map(repr, values)) and run.log.first_eval == {"eval/pass@1": 1 / 3}
-    again, again_moments = run.accelerator._models[0].state_dict(), optimizer.state_dict()["state"]
+    assert list(map(repr, numbers.values)) == list(map(repr, values))
+    assert run.log.first_scores == {"step": 0, "eval/pass@1": 1 / 3}
+    again, again_moments = run.model.state_dict(), optimizer.state_dict()["state"]
     assert all(torch.equal(weights[key], again[key]) for key in weights)
     assert all(torch.equal(moments[0][key], again_moments[0][key]) for key in moments[0])
 
@@ -75,32 +62,31 @@ def test_what_is_kept_returns_bit_by_bit(tmp_path, monkeypatch):
 # --- damaged files ---
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("how", ["gone", "cut", "empty"])
-def test_a_damaged_piece_of_a_checkpoint_is_one_line(name, how, checkpoint):
-    # accelerate's load_state passes over a missing RNG file.
-    piece = checkpoint / name
-    content = piece.read_bytes()
-    if how == "gone":
-        piece.unlink()
+@pytest.mark.parametrize(
+    "name, content",
+    [("model.safetensors", "half"), ("optimizer.bin", "half"), ("optimizer.bin", None), ("state.json", "")],
+)
+def test_a_damaged_checkpoint_names_the_one_before(name, content, checkpoint):
+    file = checkpoint / name
+    before = shutil.copytree(checkpoint, checkpoint.with_name("step-00000000"))
+    if content is None:
+        file.unlink()
     else:
-        piece.write_bytes(content[: len(content) // 2] if how == "cut" else b"")
-    assert refusal(checkpoint.parents[1], resume=True).startswith(f"{checkpoint} cannot be loaded: ")
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content else b"")
+    line = refusal(checkpoint.parents[1], resume=True)
+    assert line.startswith(f"{checkpoint} is damaged: ") and line.endswith(f"delete it to resume from {before}")
+    shutil.rmtree(checkpoint)
+    gc.collect()  # the refused run holds the lock
+    start(checkpoint.parents[1], resume=True)
 
 
 def test_a_checkpoint_that_lacks_weights_is_not_loaded(checkpoint):
-    # Only with LoRA, where the frozen weights come from elsewhere: else they would be those of a new model.
+    # Only with LoRA, whose frozen weights are those of the base model.
     weights = load_file(checkpoint / "model.safetensors")
     del weights["bias"]
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    said = refusal(checkpoint.parents[1], resume=True)
-    assert said.startswith(f"{checkpoint} cannot be loaded: ") and '"bias"' in said
-
-
-@pytest.mark.parametrize("content", ["[]", "[" * 200_000, '{"script": "grpo"}', '{"facts": [1], "files": {}}'])
-def test_a_damaged_state_is_one_line(content, checkpoint):
-    (checkpoint / "state.json").write_text(content, encoding="utf-8")
-    assert refusal(checkpoint.parents[1], resume=True).startswith(f"{checkpoint} cannot be loaded: ")
+    line = refusal(checkpoint.parents[1], resume=True)
+    assert line.startswith(f"{checkpoint} is damaged: ") and '"bias"' in line
 
 
 def test_a_last_line_that_is_cut_is_not_damage(checkpoint):
@@ -122,7 +108,7 @@ def test_samples_of_later_steps_are_cut_as_the_rows_are(tmp_path):
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)
     advance(run, optimizer, save=False)
-    run.close(0)
+    run.lock.release()
     start(tmp_path, resume=True)
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert [json.loads(line)["step"] for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()] == [1]
@@ -134,7 +120,7 @@ def test_a_step_is_saved_once(tmp_path, monkeypatch):
     advance(run, optimizer)
     monkeypatch.setattr(torch, "save", no_room)
     run.save()
-    run.close(0)
+    run.lock.release()
     start(tmp_path, resume=True)[0].save()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
 
@@ -153,16 +139,16 @@ def test_a_step_is_saved_once(tmp_path, monkeypatch):
 )
 def test_a_checkpoint_of_another_run_is_refused(name, value, says, checkpoint):
     state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-    state["facts"][name] = value
+    state["config"][name] = value
     (checkpoint / "state.json").write_text(json.dumps(state), encoding="utf-8")
-    assert refusal(checkpoint.parents[1], resume=True) == f"{checkpoint} is of another run: {says}"
+    assert refusal(checkpoint.parents[1], resume=True) == f"--resume: {checkpoint} is of another run: {says}"
 
 
 def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
     for scheduler in ("linear", "constant"):
         run, optimizer, _ = start(tmp_path / scheduler, lr_scheduler=scheduler, max_steps=5)
         advance(run, optimizer)
-        run.close(0)
+        run.lock.release()
     assert "max_steps was 5, is 9" in refusal(tmp_path / "linear", resume=True, lr_scheduler="linear", max_steps=9)
     assert start(tmp_path / "constant", resume=True, lr_scheduler="constant", max_steps=9)[0].step == 1
 
@@ -170,14 +156,14 @@ def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dpo", "reward_model"])
 def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
     run, _optimizer, _ = start(tmp_path, script(name))
-    before, args, accepted = run.facts(), run.args, set()
+    before, args, accepted = run.resume_config(), run.args, set()
     for field in dataclasses.fields(args):
         run.args = dataclasses.replace(args, **{field.name: "another"})
-        if field.name not in run.facts():
+        if field.name not in run.resume_config():
             accepted.add(field.name)
-        elif field.name != "lr_scheduler":
-            assert run.facts() == before | {field.name: "another"}
-    accepted_always = {option for option in MAY_CHANGE if hasattr(args, option)}
+        elif field.name not in ("lr_scheduler", "dataset"):  # a default of dpo.py depends on the dataset
+            assert run.resume_config() == before | {field.name: "another"}
+    accepted_always = {option for option in RUNTIME_OPTIONS if hasattr(args, option)}
     assert accepted == accepted_always | {"max_steps"}
     assert not accepted & {"seed", "learning_rate", "dataset", "model_name_or_path", "lora_rank"}
 
@@ -196,12 +182,56 @@ def test_a_resume_takes_the_options_of_its_run(tmp_path, capsys):
     capsys.readouterr()
     script("grpo").main(["--resume", "--output_dir", str(tmp_path)])  # it is finished
     assert ", in " in capsys.readouterr().out.splitlines()[-1]
-    with pytest.raises(InputError) as refused:  # a line for each option
-        script("ppo").main(["--resume", "--output_dir", str(tmp_path)])
-    assert f"{tmp_path / 'args.json'}: unknown option --normalize_std" in str(refused.value)
+    said = failure(script("ppo").main, ["--resume", "--output_dir", str(tmp_path)])
+    assert said.startswith(f"--resume: {tmp_path / 'args.json'} is of grpo.py: unknown option --")
+    said = failure(script("gspo").main, ["--resume", "--output_dir", str(tmp_path), "--ratio_level", "token"])
+    assert "script was grpo, is gspo" in said
 
 
 # --- which are kept ---
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_as_many_checkpoints_are_kept_as_asked_for(limit, tmp_path):
+    run, optimizer, _ = start(tmp_path, save_total_limit=limit)
+    for _ in range(4):
+        advance(run, optimizer)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [f"step-{step:08d}" for step in range(5 - limit, 5)]
+
+
+@pytest.mark.beside("tools")
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("grpo", []),
+        pytest.param("grpo", ["--lora_rank", "4"], marks=pytest.mark.needs("peft")),
+        ("ppo", ["--num_minibatches", "1"]),
+        ("reward_model", []),
+    ],
+)
+def test_a_checkpoint_becomes_a_model(name, options, tmp_path):
+    """The weights of a checkpoint have other names than those of a model, and no config."""
+    import checkpoint_to_model
+
+    sizes = dict(prompts_per_step=4, group_size=4, max_new_tokens=16, pairs_per_step=4, eval_prompts=2, eval_every=0)
+    sizes |= dict(max_steps=2, save_every=1)
+    words = [f"--{option}={value}" for option, value in sizes.items() if hasattr(script(name).Args, option)]
+    script(name).main([*words, *options, "--output_dir", str(tmp_path / "run")])
+    steps = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    for step in steps:
+        checkpoint_to_model.main([str(step), str(tmp_path / step.name)])
+    (file,) = (path.name for path in (tmp_path / "run" / "model").glob("*.safetensors"))
+    first, last, model = (
+        load_file(folder / file) for folder in (*(tmp_path / x.name for x in steps), tmp_path / "run" / "model")
+    )
+    assert last.keys() == model.keys() and all(torch.equal(last[key], model[key]) for key in model)
+    assert any(not torch.equal(first[key], last[key]) for key in model)
+    (names, written) = (
+        {path.name for path in folder.iterdir()} for folder in (tmp_path / "run" / "model", tmp_path / steps[0].name)
+    )
+    assert names == written
+    assert "is not a checkpoint" in failure(checkpoint_to_model.main, [str(tmp_path), str(tmp_path / "x")])
 
 
 def test_a_checkpoint_that_a_crash_left_goes_with_the_next_one(tmp_path, monkeypatch):
@@ -211,7 +241,7 @@ def test_a_checkpoint_that_a_crash_left_goes_with_the_next_one(tmp_path, monkeyp
         patch.setattr(shutil, "rmtree", lambda *given, **options: None)
         for _ in range(3):
             advance(run, optimizer)
-    run.close(0)
+    run.lock.release()
     run, optimizer, _ = start(tmp_path, resume=True)
     assert run.step == 3
     advance(run, optimizer)
@@ -228,7 +258,7 @@ def test_only_its_own_checkpoints_are_chosen_and_deleted(tmp_path):
     for _ in range(3):
         advance(run, optimizer)
     assert {path.name for path in folder.iterdir()} == {*others, "step-00000003", "step-00000004"}
-    run.close(0)
+    run.lock.release()
     assert start(tmp_path, resume=True)[0].step == 4
 
 
@@ -255,9 +285,8 @@ def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(error, tm
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fail)
         said = failure(advance, run, optimizer)
-    assert "step-00000002 cannot be written: " in said and error in said
-    assert said.endswith(f"; --resume --output_dir {tmp_path} goes on from step-00000001")
-    run.close(0)
+    assert said.startswith("checkpoint of step 2: ") and error in said
+    run.lock.release()
     run, optimizer, _ = start(tmp_path, resume=True)
     assert run.step == 1
     (tmp_path / "checkpoints" / "tmp" / "half").write_text("of a file", encoding="utf-8")
@@ -266,30 +295,31 @@ def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(error, tm
 
 
 def test_a_checkpoint_has_reached_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    """The files are open for writing, which Windows asks for."""
-    fcntl, synced, rename = pytest.importorskip("fcntl"), [], os.replace
+    synced, rename = [], os.replace
     run, optimizer, _ = start(tmp_path)
 
     def replace(source, target):
         if "checkpoints" in str(target):
-            assert len(synced) == len(list(source.iterdir())) == 4
+            (files,) = synced
+            assert files == {path.name for path in source.iterdir()} and len(files) == 4
         rename(source, target)
 
+    temporary = tmp_path / "checkpoints" / "tmp"
     monkeypatch.setattr(os, "replace", replace)
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE))
+    monkeypatch.setattr(os, "sync", lambda: synced.append({path.name for path in temporary.iterdir()}))
     advance(run, optimizer)
-    assert set(synced) == {os.O_RDWR}
+    assert synced
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
-@pytest.mark.parametrize("moment", ["torch.save", "os.fsync", "os.replace", "shutil.rmtree", "builtins.open"])
+@pytest.mark.parametrize("moment", ["torch.save", "os.sync", "os.replace", "shutil.rmtree", "builtins.open"])
 def test_killed_at_any_moment_of_a_save_it_goes_on_from_a_whole_checkpoint(moment, tmp_path, monkeypatch):
     for call in range(1, 4):
         folder = tmp_path / str(call)
         run, optimizer, _ = start(folder)
         for _ in range(2):
             advance(run, optimizer)
-        expected = run.accelerator._models[0].state_dict()
+        expected = run.model.state_dict()
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException), pytest.MonkeyPatch.context() as patch:
@@ -301,9 +331,9 @@ def test_killed_at_any_moment_of_a_save_it_goes_on_from_a_whole_checkpoint(momen
         run, optimizer, _ = start(folder, resume=True)
         assert run.step in (2, 3) and (folder / "metrics.jsonl").read_text(encoding="utf-8").count("\n") == run.step
         if run.step == 2:
-            assert all(torch.equal(expected[key], x) for key, x in run.accelerator._models[0].state_dict().items())
+            assert all(torch.equal(expected[key], x) for key, x in run.model.state_dict().items())
         advance(run, optimizer)
-        run.close(0)
+        run.lock.release()
 
 
 def kill_at(patch, name, call):

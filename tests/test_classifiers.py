@@ -1,4 +1,4 @@
-"""common/scorer.py: a reward model scores what the policy wrote, at the end of the turn."""
+"""harness/reward_models.py: a reward model scores what the policy wrote, at the end of the turn."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import grpo
 from common.batches import given_batch
 from harness.data import EMBEDDED
 from harness.errors import InputError
-from common.rewards import load_rewards
+from harness.reward_functions import load_rewards
 from harness.reward_models import RewardModelReward, add_pad_token
 from rows import gemma_tokenizer, pairs_from
 from small_models import reward_model_of, save_reward_model, small_model

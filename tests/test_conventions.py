@@ -1,4 +1,4 @@
-"""docs/conventions.md: what other people's code computes. Most tests need an extra package."""
+"""docs/conventions.md: what other libraries compute. Most tests need an extra package."""
 
 import dataclasses
 import importlib
@@ -7,12 +7,12 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-WIDTH = 16  # of dr_grpo.py's constant denominator
+WIDTH = 16  # the constant denominator of dr_grpo.py
 LIBRARIES = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("trl", "polgrad")]
 
 
 def mean_loss(name):
-    """The loss of one optimizer step by a script, as a function of the four tensors that polgrad draws."""
+    """Return a script's loss of one optimizer step as a function of the tensors that polgrad draws."""
     module = importlib.import_module(name)
     args = module.Args(max_new_tokens=WIDTH)
 
@@ -27,7 +27,7 @@ def mean_loss(name):
 @pytest.mark.needs("polgrad")
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "ppo"])
 def test_polgrad_finds_the_loss_and_its_gradient_the_same(name):
-    """A clip on the wrong side, another average, or a value behind the mask that reaches the loss."""
+    """It would notice a clip on the wrong side, another mean, or a masked value in the loss."""
     from polgrad import ALGORITHMS
     from polgrad.testing import assert_conforms
 
@@ -41,7 +41,7 @@ def test_polgrad_finds_the_loss_and_its_gradient_the_same(name):
 
 @pytest.fixture
 def report(monkeypatch):
-    """The program of the page. Its folder is not on the path of other tests."""
+    """Import the program of the page, whose folder is not on the path of other tests."""
     monkeypatch.syspath_prepend(str(ROOT / "vectors" / "libraries"))
     import report
 
@@ -55,7 +55,7 @@ def asked(report, library):
 @pytest.mark.beside("vectors")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_each_difference_of_a_library_has_a_reason(report, library):
-    """An adapter that no longer fits its library, or a case that changed under the page."""
+    """It would notice an adapter that no longer fits its library, or a changed case."""
     adapter, cases = asked(report, library)
     verdicts = report.verdicts_of(adapter, cases)
     assert report.unexplained(library, verdicts) == []
@@ -66,16 +66,16 @@ def test_each_difference_of_a_library_has_a_reason(report, library):
 @pytest.mark.beside("vectors")
 @pytest.mark.needs("trl")
 def test_the_settings_of_the_page_compute_what_it_says(report, monkeypatch):
-    """Each row with nothing but its settings on top of TRL's defaults, and each setting is needed."""
+    """Each row is asked with its settings alone, and all of them are needed."""
     adapter, cases = asked(report, "trl")
     assert report.settings.problems("trl", adapter, cases, report.is_right) == []
     methods = report.settings.load_methods()
-    methods["DAPO's loss"]["trl"] = ["epsilon_high=0.28"]  # inert with one update of a rollout
+    methods["DAPO's loss"]["trl"] = ["epsilon_high=0.28"]  # no effect with one update per rollout
     methods["GRPO"]["trl"].append("beta=0.0")  # the default
     monkeypatch.setattr(report.settings, "load_methods", lambda: methods)
     problems = report.settings.problems("trl", adapter, cases, report.is_right)
-    assert "DAPO's loss: policy/dapo comes out otherwise" in problems
-    assert "GRPO: without beta=0.0 it is the same" in problems
+    assert "DAPO's loss: policy/dapo has another answer" in problems
+    assert "GRPO: beta=0.0 is not needed" in problems
 
 
 @pytest.mark.beside("docs", "vectors")

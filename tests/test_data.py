@@ -1,6 +1,7 @@
-"""common/data.py: every format, merging, evaluation data, tokens, bad input, and the order of the prompts."""
+"""harness/data.py: every format, merging, evaluation data, tokens, bad input, and the order of the prompts."""
 
 import csv
+import gzip
 import json
 
 import numpy as np
@@ -76,6 +77,36 @@ def test_formats_are_understood_by_their_columns(tmp_path, no_datasets, name):
     loaded = load_rows(tmp_path, [row], reward=["format" if gold is None else "accuracy"])[0]
     assert (loaded.prompt, loaded.gold) == (prompt, gold)
     assert text_of(loaded) == (prompt if isinstance(prompt, str) else "2+2?")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet"])
+def test_a_train_file_is_evaluated_on_the_test_file_beside_it(suffix, tmp_path, datasets):
+    """GSM8K lies on the disk as train.jsonl and test.jsonl; other files beside it are not read."""
+    files = {}
+    for split in ("validation", "test", "train"):
+        rows = [{"prompt": f"{split} {i}", "answer": str(i)} for i in range(2)]
+        files[split] = write_as(tmp_path / f"{split}{suffix}", rows, datasets)
+        (tmp_path / f"train-1{suffix}").write_bytes(b"{")
+        train, evaluation = load(tmp_path / f"train{suffix}") if split == "train" else ([], [])
+    assert [p.prompt for p in train + evaluation] == ["train 0", "train 1", "test 0", "test 1"]
+    files["test"].unlink()
+    assert load(tmp_path / f"train{suffix}")[1][0].prompt == "validation 0"
+    assert {p.prompt for side in load(files["validation"]) for p in side} == {"validation 0", "validation 1"}
+
+
+def write_as(path, rows, datasets):
+    """Write a file in the format of its suffix."""
+    if path.suffix == ".parquet":
+        datasets.Dataset.from_list(rows).to_parquet(path)
+        return path
+    texts = {
+        ".jsonl": "\n".join(map(json.dumps, rows)),
+        ".json": json.dumps(rows, indent=1),
+        ".csv": "\n".join(",".join(row) for row in [rows[0].keys(), *(row.values() for row in rows)]),
+    }
+    text = texts[path.name.removeprefix(path.name.partition(".")[0]).removesuffix(".gz")].encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
 
 
 def test_other_columns_by_name(tmp_path):
@@ -154,29 +185,31 @@ def test_long_prompts_are_dropped_and_counted(tmp_path, capsys):
     assert [len(p.ids) for p in train] == [3, 4]
     assert [len(p.ids) for p in evaluation] == [4]
     told = capsys.readouterr().out
-    assert "3 longer than --max_prompt_tokens 4 dropped" in told
-    assert "1 longer than --max_prompt_tokens 4 dropped" in told
+    assert "training: 2 prompts (3 longer than --max_prompt_tokens dropped)" in told
+    assert "evaluation: 1 prompts (1 longer than --max_prompt_tokens dropped)" in told
 
 
 # --- evaluation data ---
 
 
-def test_five_percent_are_held_out_by_seed(tmp_path):
-    path = write(tmp_path / "rows.jsonl", numbered(200))
+@pytest.mark.parametrize("rows, count", [(2, 1), (5, 2), (30, 15), (200, 32), (700, 35), (12_000, 512)])
+def test_prompts_are_held_out_by_seed(rows, count, tmp_path, capsys):
+    """5 %, but at least 32 or half of the prompts: pass@1 of one prompt says nothing. At most 512."""
+    path = write(tmp_path / "rows.jsonl", numbered(rows))
     train, evaluation = load(path)
-    assert (len(train), len(evaluation)) == (190, 10)
-    assert {p.gold for p in train + evaluation} == {str(i) for i in range(200)}
-    assert load(path) == (train, evaluation)
-    assert load(path, seed=2)[1] != evaluation
-    assert len(load(write(tmp_path / "few.jsonl", numbered(5)))[1]) == 1
-    assert len(load(write(tmp_path / "many.jsonl", numbered(12_000)))[1]) == 512
+    assert (len(train), len(evaluation)) == (rows - count, count)
+    assert f"{count} held out" in capsys.readouterr().out
+    assert {p.gold for p in train + evaluation} == {str(i) for i in range(rows)}
+    if rows == 200:
+        assert load(path) == (train, evaluation)
+        assert load(path, seed=2)[1] != evaluation
 
 
 def test_a_prompt_stands_on_one_side_of_the_hold_out(tmp_path):
     """With two golds, and with rows that are there three times and merge before some are held out."""
     rows = [row | {"answer": gold} for row in numbered(40) for gold in ("1", "2")] * 3
     train, evaluation = load(write(tmp_path / "rows.jsonl", rows))
-    assert (len(train), len(evaluation)) == (76, 4)
+    assert (len(train), len(evaluation)) == (40, 40)
     assert not {p.prompt for p in train} & {p.prompt for p in evaluation}
 
 
@@ -187,7 +220,7 @@ def test_eval_prompts_caps_evaluation_alone(tmp_path):
     assert capped_train == train
     assert len(capped) == 7
     assert capped == [p for p in all_of_them if p in capped] != all_of_them[:7]
-    assert load(path, eval_prompts=21)[1] == all_of_them
+    assert load(path, eval_prompts=33)[1] == all_of_them
 
 
 def test_order_of_evaluation_data(tmp_path):
@@ -202,7 +235,6 @@ def test_order_of_evaluation_data(tmp_path):
     assert first() == "validation 0"
     write(tmp_path / "test.jsonl", [{"prompt": "test 0"}])
     assert first() == "test 0"
-    assert first(dataset=tmp_path / "train.jsonl") == "test 0"
     assert first(eval_split="validation") == "validation 0"
     assert first(eval_dataset=str(other)) == "other"
     assert first(eval_dataset=str(tmp_path)) == "test 0"
@@ -260,7 +292,7 @@ def test_kwargs_and_tools_reach_the_template(tmp_path):
 @pytest.mark.parametrize("kwargs", ["{a", "[1]"])
 def test_wrong_kwargs_are_refused(tmp_path, kwargs):
     path = write(tmp_path / "a.jsonl", numbered(3))
-    assert "--chat_template_kwargs" in error_of(path, CHAT, chat_template_kwargs=kwargs)
+    assert "chat_template_kwargs" in error_of(path, CHAT, chat_template_kwargs=kwargs)
 
 
 def test_a_begun_answer_is_continued(tmp_path):
@@ -301,7 +333,7 @@ def test_a_prompt_that_ends_in_a_thought_is_known(end, thinks, tmp_path):
 
 def test_a_template_that_refuses_an_answer_is_one_line():
     tokenizer = gemma_tokenizer("{{ raise_exception('user turns only') if messages[1:] }}{{ messages[0].content }}")
-    with pytest.raises(InputError, match="the chat template refuses a question with its answer: user turns only"):
+    with pytest.raises(InputError, match="chat template: user turns only"):
         end_token(tokenizer)
 
 
@@ -314,16 +346,17 @@ def test_a_template_that_refuses_an_answer_is_one_line():
         ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", '], "line 3", "cannot be read"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "\xff", "answer": "1"}'], "", "cannot be read"),
         ([b'{"prompt": "a", "answer": "1"}', b"[" * 100_000], "", "cannot be read"),
-        ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], "line 2", "not an object"),
-        ([b'{"prompt": "a", "answer": "1"}', b"null"], "line 2", "not an object"),
+        ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], "line 2", "expected an object"),
+        ([b'{"prompt": "a", "answer": "1"}', b"null"], "line 2", "expected an object"),
         ([b'{"prompt": "a\\ud83d", "answer": "1"}'], "line 1", "surrogate"),  # half of an emoji
-        ([b'{"messages": "a", "answer": "1"}'], "row 1", "no list of messages"),
-        ([b'{"prompt": "a", "answer": "1"}', b'{"answer": "1"}'], "row 2", "no prompt column"),
+        ([b'[{"prompt": "a"}, {"prompt": "a\\ud83d", "answer": "1"}]'], "row 2", "surrogate"),
+        ([b'{"messages": "a", "answer": "1"}'], "row 1", "column messages: expected text or a list of messages"),
+        ([b'{"prompt": "a", "answer": "1"}', b'{"answer": "1"}'], "row 2", "no column prompt in ['answer']: set --prompt_column"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": " \\n", "answer": "1"}'], "row 2", "the prompt is empty"),
-        ([b'{"prompt": [], "answer": "1"}'], "row 1", "the prompt"),
-        ([b'{"prompt": 3, "answer": "1"}'], "row 1", "neither text nor a list of messages"),
-        ([b'{"prompt": [{"from": "human", "value": "a"}], "answer": "1"}'], "row 1", "message 1 of the prompt"),
-        ([b'{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": 1}'], "row 1", "'content'"),
+        ([b'{"prompt": [], "answer": "1"}'], "row 1", "column prompt: expected text or a list of messages"),
+        ([b'{"prompt": 3, "answer": "1"}'], "row 1", "column prompt: expected text or a list of messages"),
+        ([b'{"prompt": [{"from": "human", "value": "a"}], "answer": "1"}'], "row 1", "column prompt: expected messages with 'role' and 'content'"),
+        ([b'{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": 1}'], "row 1", "the content of a message is not text"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b", "answer": ""}'], "row 2", "no answer"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b"}'], "row 2", "no answer"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b", "answer": NaN}'], "row 2", "no answer"),
@@ -344,14 +377,11 @@ def test_a_missing_answer_matters_only_where_a_reward_needs_it(tmp_path):
 
 def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
     path = write(tmp_path / "rows.jsonl", [{"text": "a", "label": 1}])
-    assert "['text', 'label']: name it with --prompt_column" in error_of(path)
-    assert "txt" in error_of(path, prompt_column="txt")
-    assert "--answer_column gold" in error_of(path, prompt_column="text", answer_column="gold")
-    turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
-    path = write(tmp_path / "rows.jsonl", [{"conversations": turns}])
-    assert "convert them to messages" in error_of(path)
-    path = write(tmp_path / "rows.jsonl", [{"nums": [44, 19, 35], "target": 98}])
-    assert "examples/countdown.py" in error_of(path)
+    assert "no column prompt in ['text', 'label']: set --prompt_column" in error_of(path)
+    assert "no column txt in ['text', 'label']: set --prompt_column" in error_of(path, prompt_column="txt")
+    assert "no column gold in ['text', 'label']: set --answer_column" in error_of(
+        path, prompt_column="text", answer_column="gold"
+    )
 
 
 def test_bad_files_and_options(tmp_path, no_datasets):
@@ -360,11 +390,30 @@ def test_bad_files_and_options(tmp_path, no_datasets):
         assert "No such file" in error_of(tmp_path / name)
     assert "--eval_dataset absent.jsonl" in error_of(good, eval_dataset="absent.jsonl")
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
-    assert "no rows" in error_of(tmp_path / "empty.jsonl")
-    assert "--dataset_split dev: the splits are train" in error_of(good, dataset_split="dev")
-    assert "--eval_split dev: the splits are train" in error_of(good, eval_split="dev")
-    assert "0 prompts (4 longer than --max_prompt_tokens 9" in error_of(good, max_prompt_tokens=9)
-    assert "--eval_dataset" in error_of(write(tmp_path / "one.jsonl", numbered(1)))
+    assert "not enough data: training: 0 prompts" in error_of(tmp_path / "empty.jsonl")
+    assert "--dataset_split dev: not one of train" in error_of(good, dataset_split="dev")
+    assert "--eval_split dev: not one of train" in error_of(good, eval_split="dev")
+    assert "0 prompts (4 longer than --max_prompt_tokens" in error_of(good, max_prompt_tokens=9)
+    assert "evaluation: 0 held out" in error_of(write(tmp_path / "one.jsonl", numbered(1)))
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.arrow", "a.txt", "a.ndjson", "a.jsonl.zst", "a"])
+def test_a_file_of_another_format_gets_the_endings_that_are_read(name, tmp_path, no_datasets):
+    (tmp_path / name).write_text("prompt\n2+2?\n", encoding="utf-8")
+    assert "expected .jsonl, .json or .csv (also with .gz), or .parquet" in error_of(tmp_path / name)
+
+
+def test_a_step_that_repeats_prompts_says_so(tmp_path, capsys):
+    """Two copies of a prompt in one step are two groups; three and more are a mistake."""
+    path = write(tmp_path / "rows.jsonl", numbered(4))
+    other = write(tmp_path / "other.jsonl", numbered(1))
+    for count, told in ((4, False), (5, True), (8, True)):
+        load(path, eval_dataset=str(other), prompts_per_step=count, max_steps=1)
+        line = f"--prompts_per_step {count} is above the 4 training prompts: each step repeats some of them\n"
+        assert (line in capsys.readouterr().out) == told
+    options = dict(eval_dataset=str(other), prompts_per_step=9)
+    assert "above the 4 training prompts, more than twice; lower it" in error_of(path, max_steps=1, **options)
+    load(path, max_steps=0, **options)  # only evaluates
 
 
 def test_an_unknown_hub_dataset_is_one_line(datasets, monkeypatch):

@@ -85,7 +85,7 @@ PAIRS = [
 
 
 def batch_of(pairs, args):
-    ((_, batch),) = dpo.pair_batches(pairs, args, "cpu")
+    (batch,) = dpo.pair_batches(pairs, args, "cpu")
     return batch
 
 

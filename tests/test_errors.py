@@ -1,4 +1,4 @@
-"""common/errors.py: how an error is told, and what Ctrl-C, SIGTERM, a closed terminal and a full disk do.
+"""harness/errors.py: errors in one line, and what Ctrl-C, SIGTERM, a closed terminal and a full disk do.
 
 The first signal ends a run after its step, with a checkpoint; the second one ends it at once.
 """
@@ -19,33 +19,31 @@ import torch
 from safetensors.torch import load_file
 
 import processes
-from common import errors
-from harness.errors import InputError, Output, StopSignal, clean_exit
+from harness.errors import StopSignal, clean_exit
 from harness.run import Run
-from small_run import advance, start
 from testbed import ROOT, SCRIPTS, metric_rows, script
 
 SMALL = "--prompts_per_step 4 --group_size 4 --max_new_tokens 24 --max_steps 3".split()
 SMALL += "--eval_prompts 3 --eval_samples 4 --eval_every 2".split()
 PAIRS = "--pairs_per_step 4 --eval_every 2 --max_steps 3 --learning_rate 1e-4".split()
-ROUNDS = "--rounds 2 --pair_prompts 24 --eval_prompts 3".split()  # more than a step, so a round is left in its middle
 TWO_STEPS = [*SMALL, "--eval_every", "1", "--max_steps", "2"]
-OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | {"dpo": PAIRS + ROUNDS, "reward_model": PAIRS}
+OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | {"dpo": PAIRS, "reward_model": PAIRS}
 
 
 @pytest.fixture(autouse=True)
-def quick_and_restored(monkeypatch):
-    monkeypatch.setattr(StopSignal, "ECHO", 0.0)
-    before = {number: signal.getsignal(number) for number in errors.SIGNALS}
+def restored_signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    streams = sys.stdout, sys.stderr
     yield
+    sys.stdout, sys.stderr = streams
     for number, action in before.items():
         signal.signal(number, action)
 
 
 @pytest.fixture(autouse=True)
 def of_few_pairs(few_pairs, monkeypatch):
-    """`--rounds` makes pairs of its own."""
-    monkeypatch.setitem(OPTIONS, "reward_model", PAIRS + few_pairs)
+    for name in ("dpo", "reward_model"):
+        monkeypatch.setitem(OPTIONS, name, PAIRS + few_pairs)
 
 
 # --- how an error is told ---
@@ -76,46 +74,45 @@ def test_a_reward_that_fails_is_one_line_below_its_own_traceback(how, tmp_path, 
         assert "KeyError" in lines[-1] and lines[0].startswith("Traceback")
         assert f'File "{tmp_path / "bad.py"}", line 4, in bad' in "\n".join(lines)
     else:
-        assert "16 finite numbers" in lines[-1] and len(lines) == 1
+        assert "returned 1 values for 16 completions" in lines[-1] and len(lines) == 1
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert checkpoint.name == "step-00000001" and (checkpoint / "state.json").exists()
 
 
 @pytest.mark.parametrize(
-    "name, options",
+    "spec, word",
     [
-        pytest.param("grpo", "--temperature 1e-40", marks=pytest.mark.beside("fast")),
-        ("ppo", "--critic_learning_rate 1e30"),
+        ("acuracy", "did you mean accuracy?"),  # it was "Empty module name"
+        ("nonsense", "Known are accuracy, format, rm:PATH"),
+        ("nowhere.py:score", "No such file"),
+        ("os:nonsense", "nonsense"),
     ],
 )
-def test_what_is_not_finite_is_one_line(name, options, tmp_path, capfd):
+def test_a_reward_that_is_unknown_is_one_line(spec, word, tmp_path, capfd):
+    code, lines = ended("grpo", ["--reward", spec, "--output_dir", tmp_path], capfd)
+    assert code == 2 and len(lines) == 1 and word in lines[0]
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "1e400", "'x'"])
+def test_a_reward_that_is_no_number_is_named(value, tmp_path, capfd):
+    (tmp_path / "bad.py").write_text(
+        f"def bad(completions, **_): return [{value}] * len(completions)", encoding="utf-8"
+    )
+    options = ["--reward", f"{tmp_path / 'bad.py'}:bad", "--output_dir", tmp_path / "run"]
+    code, lines = ended("grpo", [*TWO_STEPS, *options], capfd)
+    assert code == 2 and "--reward bad " in lines[-1]
+
+
+@pytest.mark.parametrize(
+    "name, options, expected",
+    [
+        pytest.param("grpo", "--temperature 1e-40", 2, marks=pytest.mark.beside("fast")),
+        ("ppo", "--critic_learning_rate 1e30", 1),
+    ],
+)
+def test_what_is_not_finite_is_one_line(name, options, expected, tmp_path, capfd):
     code, lines = ended(name, [*TWO_STEPS, *options.split(), "--output_dir", tmp_path], capfd)
-    assert code == 2 and len(lines) == 1 and "not finite" in lines[0]
-
-
-def test_the_first_process_tells_an_error_and_the_others_wait_to_be_ended(monkeypatch, capsys):
-    """All have the same error, and the launcher ends the others once the first has ended."""
-    waited, codes = [], []
-    monkeypatch.setattr(errors.time, "sleep", waited.append)
-    monkeypatch.setattr(os, "_exit", codes.append)  # without cleaning up, which could hang
-    for error, code in ((InputError("bad"), 2), (RuntimeError("bug"), 1)):
-        for rank in "0 1 7".split():
-            for name, value in {"WORLD_SIZE": "16", "LOCAL_RANK": rank}.items():
-                monkeypatch.setitem(os.environ, name, value)
-            with pytest.raises(SystemExit), clean_exit():
-                raise error
-            assert codes.pop() == code and ("error: bad" if code == 2 else "bug") in capsys.readouterr().err
-    assert waited == [3, 3] * 2
-
-
-def test_refused_data_leaves_no_folder(tmp_path, monkeypatch):
-    """Each misspelt column left another empty runs/grpo-<time>; a folder that was there before stays."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    for own in ([], ["--output_dir", "new"], ["--output_dir", "mine"]):
-        with pytest.raises(SystemExit), clean_exit():
-            script("grpo").main(["--dataset", "nowhere.jsonl", *own])
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert code == expected and len(lines) == 1 and "not finite" in lines[0]
 
 
 # --- signals ---
@@ -150,91 +147,89 @@ def test_the_first_signal_finishes_the_step_and_saves(name, tmp_path, monkeypatc
     signal_in(monkeypatch, script(name), "update", number, call=2)
     assert run(name, tmp_path) == 128 + number
     out, err = capfd.readouterr()
-    assert out.splitlines()[-1] == f"stopped at step 2: --resume --output_dir {tmp_path} continues"
-    assert f"{number.name}: stops after this step; once more ends at once\n" in err and "Traceback" not in err
+    assert out.splitlines()[-1] == f"stopped at step 2: continue with --resume --output_dir {tmp_path}"
+    assert "stopping after this step; a second signal stops at once\n" in err and "Traceback" not in err
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]  # --save_every is 0
     assert not (tmp_path / "model").exists() and metric_rows(tmp_path)[-1]["step"] == 2
 
 
-IN_ROUNDS = "--rounds 2 --pair_prompts 12 --pairs_per_step 2 --learning_rate 1e-4 --eval_prompts 3".split()
-
-
-@pytest.fixture(scope="module")
-def two_rounds(tmp_path_factory):
-    """A whole run of dpo.py, and the number of its steps in the first round."""
-    folder = tmp_path_factory.mktemp("dpo") / "run"
-    script("dpo").main([*IN_ROUNDS, "--output_dir", str(folder)])
-    _, second = [row["step"] for row in metric_rows(folder) if "pairs/made" in row]
-    assert second > 2
-    return folder, second - 1
-
-
-@pytest.mark.parametrize("where", ["in a round", "in the last step of a round", "while a round is made"])
-def test_a_stopped_run_goes_on_bit_by_bit(where, two_rounds, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_bit_by_bit(tmp_path, monkeypatch):
     """Of dpo.py; test_launch.py has such a run of grpo.py that is killed."""
-    whole, steps = two_rounds
-    monkeypatch.setitem(OPTIONS, "dpo", IN_ROUNDS)
-    function, call = ("make_pairs", 2) if "made" in where else ("update", steps if "last" in where else 1)
+    assert run("dpo", tmp_path / "a") == 0
     with monkeypatch.context() as patch:
-        signal_in(patch, script("dpo"), function, signal.SIGINT, call)
-        assert run("dpo", tmp_path / "run") == 130
-    assert (tmp_path / "run" / "pairs-round-2.jsonl").exists() == ("made" in where)  # it samples no further round
-    assert run("dpo", tmp_path / "run", "--resume") == 0
-    assert metric_rows(tmp_path / "run") == metric_rows(whole)
-    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (whole, tmp_path / "run"))
+        signal_in(patch, script("dpo"), "update", signal.SIGINT, 2)
+        assert run("dpo", tmp_path / "b") == 130
+    assert run("dpo", tmp_path / "b", "--resume") == 0
+    assert metric_rows(tmp_path / "a") == metric_rows(tmp_path / "b")
+    one, other = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("where, number", [("load_policy", signal.SIGINT), ("evaluate", signal.SIGTERM)])
-def test_before_the_first_step_a_signal_ends_at_once_with_one_line(where, number, tmp_path, monkeypatch, capsys):
-    signal_in(monkeypatch, script("grpo"), where, number)
-    assert run("grpo", tmp_path) == 128 + number
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f": {number.name}: ended at once")
-    assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "model").exists()
+def in_process(script, folder, *options):
+    """The exit code of `python SCRIPT` with these options, and what it wrote to stderr."""
+    result = processes.run_processes(script, *SMALL, "--output_dir", folder, *options, env={"PYTHONPATH": str(ROOT)})
+    return result.returncode, result.stderr
 
 
-@pytest.mark.parametrize("where", ["update", "evaluate"])
-def test_a_second_signal_ends_at_once(where, tmp_path, monkeypatch, capsys):
-    module = script("grpo")
-    signal_in(monkeypatch, module, "update", signal.SIGINT)
-    signal_in(monkeypatch, module, where, signal.SIGTERM, call=1 if where == "update" else 2)
-    monkeypatch.setitem(OPTIONS, "grpo", [*SMALL, "--eval_every", "1"])
-    second = signal.SIGINT if where == "update" else signal.SIGTERM  # what was patched last is called first
-    assert run("grpo", tmp_path) == 128 + second
-    assert capsys.readouterr().err.splitlines()[-1].endswith(f": {second.name}: ended at once")
-    assert not (tmp_path / "checkpoints").exists()
+SIGNALLED = """
+import os, signal, sys, time
+import grpo
+from harness.errors import clean_exit
+
+original, calls = {name: getattr(grpo, name) for name in ("evaluate", "update")}, []
 
 
-def test_an_echo_of_a_signal_is_not_a_second_one(tmp_path, monkeypatch):
+def interrupted(name):
+    def function(*arguments):
+        if name == "evaluate" or not WHERE == "evaluate":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.1)  # until it is not the same signal, which a launcher passed on
+            if name == "update":
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)
+        return original[name](*arguments)
+
+    return function
+
+
+WHERE = sys.argv.pop()
+setattr(grpo, WHERE, interrupted(WHERE))
+with clean_exit():
+    grpo.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("where", ["evaluate", "update"])
+def test_before_the_first_step_one_signal_ends_at_once_and_later_a_second_one(where, tmp_path):
+    (tmp_path / "signalled.py").write_text(SIGNALLED, encoding="utf-8")
+    code, errors = in_process(tmp_path / "signalled.py", tmp_path / "run", where)
+    assert code == -signal.SIGTERM and "Traceback" not in errors
+    assert ("stopping after this step" in errors) == (where == "update")
+    assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "model").exists()
+
+
+def test_ctrl_c_before_the_first_step_prints_no_traceback(tmp_path, monkeypatch, capsys):
+    signal_in(monkeypatch, script("grpo"), "load_policy", signal.SIGINT)
+    assert run("grpo", tmp_path) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_an_echo_of_a_signal_is_not_a_second_one():
     # A terminal signals a whole group, and launchers pass it on.
-    monkeypatch.setattr(StopSignal, "ECHO", 1.0)
-    one, _optimizer, _ = start(tmp_path)
-    one.stop.loses_step = True
+    stop = StopSignal()
+    stop.listen()
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert one.stop.number == signal.SIGINT
+    assert stop.number == signal.SIGINT
 
 
 def test_a_signal_in_the_last_step_or_later_changes_nothing(tmp_path, monkeypatch, capsys):
     signal_in(monkeypatch, script("grpo"), "update", signal.SIGINT, call=3)
     assert run("grpo", tmp_path / "a") == 0 and (tmp_path / "a" / "model" / "model.safetensors").exists()
     monkeypatch.undo()
-    monkeypatch.setattr(StopSignal, "ECHO", 0.0)
     signal_in(monkeypatch, Run, "save_model", signal.SIGINT)
     assert run("grpo", tmp_path / "b") == 0 and (tmp_path / "b" / "model" / "model.safetensors").exists()
     assert "3 steps" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_after_a_run_has_ended_a_signal_ends_its_process(tmp_path):
-    """In a notebook Ctrl-C did nothing any more."""
-    one, optimizer, _ = start(tmp_path)
-    for _ in one.steps():
-        advance(one, optimizer, save=False)
-        break
-    one.close(0)
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 def wait_for_signal(event):
@@ -243,13 +238,13 @@ def wait_for_signal(event):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
-def test_a_worker_does_not_take_a_signal_for_the_runs(tmp_path, capfd):
+def test_a_worker_does_not_take_a_signal_for_the_runs(capfd):
     """A reward's Pool hung: its workers took the pool's SIGTERM for the run's, and went on.
 
     Ctrl-C at a terminal goes to them too, and the step needs them.
     """
-    one, *_ = start(tmp_path)
-    one.stop.loses_step = True
+    stop = StopSignal()
+    stop.listen()
     fork = multiprocessing.get_context("fork")
     for number, ends in ((signal.SIGTERM, True), (signal.SIGINT, False)):
         started = fork.Event()
@@ -261,14 +256,7 @@ def test_a_worker_does_not_take_a_signal_for_the_runs(tmp_path, capfd):
         assert worker.is_alive() != ends
         worker.kill()
         worker.join()
-    assert one.stop.number == 0 and capfd.readouterr().err == ""
-
-
-def test_a_run_in_a_thread_hears_no_signals(tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(start, tmp_path).result()[0].step == 0
+    assert stop.number is None and capfd.readouterr().err == ""
 
 
 # --- a terminal that closes, a pipe that nobody reads, a full disk ---
@@ -299,7 +287,7 @@ def read_until(terminal, text):
 def test_a_terminal_that_closes_stops_a_run_after_its_step(tmp_path):
     options = [*SMALL, "--max_steps", "100", "--output_dir", "run"]
     process, terminal = start_on_terminal(tmp_path, "grpo.py", *options)
-    read_until(terminal, rb"1/100 ")  # in the bar
+    read_until(terminal, rb"rollout 1/100 ")  # in the bar
     os.close(terminal)
     process.join(120)
     assert process.exitcode == 128 + signal.SIGHUP
@@ -321,29 +309,30 @@ def test_a_terminal_gets_a_bar_and_below_it_an_error(tmp_path):
     shown = read_until(terminal, rb"(?!)")
     process.join(60)
     assert process.exitcode == 2
-    bars = re.findall(r"(\d)/3 \[[^\r]*reward (\S+), length (\S+), entropy ([\d.]+)\]", shown)
-    assert [int(step) for step, *_ in bars][-1] == 2
+    bars = re.findall(r"(\S+ ?\S*) (\d)/3 [^\r]*, reward (\S+) length (\S+) entropy ([\d.]+)", shown)
+    assert [int(step) for _, step, *_ in bars][-1] == 2
+    assert {"rollout", "update"} <= {phase for phase, *_ in bars}
     assert "step 1/3:" not in shown  # the line of a step
     assert re.search(r"[\r\n]step 1, reward \S+: '", shown)  # a sample on a line of its own, above the bar
     assert re.search(r"[\r\n]grpo.py: error: --reward bad [^\r\n]*\r\n$", shown)
 
 
-def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path):
+def test_under_nohup_a_terminal_that_closes_stops_nothing():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    one, *_ = start(tmp_path)
-    one.stop.loses_step = True
+    stop = StopSignal()
+    stop.listen()
     os.kill(os.getpid(), signal.SIGHUP)
-    assert one.stop.number == 0
+    assert stop.number is None
 
 
 CODE = """
 import os, sys
 from tqdm import tqdm
-from harness.errors import clean_exit, say
+from harness.errors import clean_exit, print0
 with clean_exit():
     print("ready \\u00e9 \\U0001f600", flush=True)
     sys.stdin.readline()
-    say("lost")
+    print0("lost")
     print("lost" * 10_000)
     print("lost", file=sys.stderr)
     tqdm.write("lost", file=sys.stdout)
@@ -374,10 +363,11 @@ def test_what_is_printed_to_nobody_ends_nothing(gone, tmp_path):
     assert process.returncode == 0 and (tmp_path / "end").exists()
 
 
-def test_a_sample_that_the_terminal_cannot_show_does_not_end_the_run():
+def test_a_sample_that_the_terminal_cannot_show_does_not_end_the_run(monkeypatch):
     buffer = io.BytesIO()
-    output = Output(io.TextIOWrapper(buffer, encoding="cp1252"))
-    print("caf\u00e9 \U0001f600", file=output, flush=True)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(buffer, encoding="cp1252"))
+    with clean_exit():
+        print("caf\u00e9 \U0001f600", flush=True)
     assert buffer.getvalue().decode("cp1252").strip() == "caf\u00e9 \\U0001f600"
 
 

@@ -1,13 +1,17 @@
-"""common/evaluation.py: what is counted and shown; and that a script's own functions sample and score."""
+"""harness/evaluation.py: what is counted and shown; and that a script's own functions sample and score."""
 
 import math
 import types
 
+import numpy as np
 import pytest
 import torch
 
+from common.batches import Samples
 from harness.data import Prompt
 from harness.evaluation import evaluate
+from harness.loading import load_tokenizer
+from harness.log import Log
 from small_run import completion
 from testbed import ALL, metric_rows, script
 
@@ -15,31 +19,37 @@ from testbed import ALL, metric_rows, script
 class SecondOfTwo:
     """In the place of an Accelerator; the first process has nothing to add."""
 
-    process_index, num_processes, device = 1, 2, torch.device("cpu")
+    process_index, num_processes, device, is_main_process = 1, 2, torch.device("cpu"), True
 
     def reduce(self, tensor, how):
         return tensor
 
 
 def evaluated(count, lengths, correct, rewards, **options):
-    """The metrics of the second process's share of `count` prompts with these completions; what `sample_and_score` was
-    asked for, and what is written to samples.jsonl."""
-    asked, written = [], []
-    log = types.SimpleNamespace(
-        collect_logged=lambda prefix="": None,
-        show_raw=lambda *given: None,
-        write_samples=lambda prompts, texts, *rest, evaluation: written.append((prompts, texts)),
-    )
-    run = types.SimpleNamespace(args=script("grpo").Args(**options), accelerator=SecondOfTwo(), rewards=[], log=log)
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    texts = [completion(letter) for letter in "abcdefghijklmnop"[: len(lengths)]]
+    """Return the metrics of the second process's share of `count` prompts with these completions.
+
+    Also what `sample_and_score` was called with, and what was written to samples.jsonl and printed.
+    """
+    args = script("grpo").Args(**{"generate_batch_size": 0, **options})
+    calls, written, printed = [], [], []
+    log = Log(None, args, SecondOfTwo(), load_tokenizer(args), [])
+    log.print = lambda text: printed.append((text, len(calls)))
+    log.write = lambda name, rows: written.extend(rows)
+    log.reduce_logged = lambda prefix: {}
+    run = types.SimpleNamespace(args=args, accelerator=SecondOfTwo(), rank=1, log=log)
+    rest = list(zip("abcdefghijklmnop", lengths, correct.tolist(), rewards.tolist(), strict=False))
 
     def sample_and_score(prompts, n, temperature, top_p, seed):
-        asked.append(([prompt.ids[0] for prompt in prompts], n, temperature, top_p, seed))
-        return {"completion_mask": mask}, texts, rewards, correct, {"accuracy": correct}
+        calls.append(([prompt.ids[0] for prompt in prompts], n, temperature, top_p, seed))
+        rows = [rest.pop(0) for _ in range(n * len(prompts))]
+        texts, own, correct, rewards = zip(*rows, strict=True)
+        mask = torch.arange(max(own)) < torch.tensor(own)[:, None]
+        rewards, correct = torch.tensor(rewards).double(), torch.tensor(correct).double()
+        terms = {"accuracy": correct, "format": torch.ones(len(rows))}
+        return Samples({"completion_mask": mask}, prompts, list(map(completion, texts)), rewards, terms)
 
     prompts = [Prompt([i], f"{i}", None) for i in range(count)]
-    return evaluate(run, prompts, sample_and_score), asked, written
+    return evaluate(run, prompts, sample_and_score), calls, written, printed
 
 
 def test_an_evaluation_by_hand():
@@ -47,8 +57,8 @@ def test_an_evaluation_by_hand():
     correct = torch.tensor([[1, 0, 0, 1], [math.nan] * 4, [0, 0, 0, 1], [1, 1, 1, 1]], dtype=torch.float64)
     options = dict(seed=3, temperature=1.3, eval_samples=4, eval_k=2, eval_temperature=0.7, eval_top_p=0.5)
     rewards = torch.arange(16, dtype=torch.float64)
-    result, asked, _ = evaluated(7, range(1, 17), correct.flatten(), rewards, **options)
-    assert asked == [([1, 3, 5, 0], 4, 0.7, 0.5, (3, 1, 0))]
+    result, calls, *_ = evaluated(7, range(1, 17), correct.flatten(), rewards, **options)
+    assert calls == [([1, 3, 5, 0], 4, 0.7, 0.5, (3, 1, 0, 0))]
     assert result == pytest.approx({
         "eval/pass@1": (1 / 2 + 1 / 4) / 2,
         "eval/pass@2": ((1 - 1 / 6) + (1 - 3 / 6)) / 2,  # 1 - C(wrong, 2) / C(4, 2)
@@ -59,14 +69,39 @@ def test_an_evaluation_by_hand():
 
 def test_a_greedy_evaluation_takes_one_completion_and_has_no_pass_at_k():
     correct = torch.tensor([1.0, 0, 0, 0])
-    result, asked, _ = evaluated(8, [3] * 4, correct, torch.ones(4), eval_temperature=0.0)
-    assert asked[0][1] == 1 and result == {"eval/pass@1": 0.25, "eval/reward": 1.0, "eval/length": 3.0}
+    result, calls, *_ = evaluated(8, [3] * 4, correct, torch.ones(4), eval_temperature=0.0)
+    assert calls[0][1] == 1 and result == {"eval/pass@1": 0.25, "eval/reward": 1.0, "eval/length": 3.0}
 
 
 def test_an_evaluation_shows_four_of_its_prompts():
     zeros = torch.zeros(12)
-    _, _, ((prompts, texts),) = evaluated(12, [3] * 12, zeros, zeros, eval_samples=2, eval_k=1)
-    assert [prompt.ids[0] for prompt in prompts] == [1, 3, 5, 7] and texts == [*"abcdefgh"]
+    for size in (0, 3):  # in one chunk, and in chunks of one prompt
+        _, _, rows, _ = evaluated(12, [3] * 12, zeros, zeros, eval_samples=2, eval_k=1, generate_batch_size=size)
+        assert [row["prompt"] for row in rows[::2]] == ["1", "3", "5", "7"]
+        assert [row["completion"] for row in rows] == [*"abcdefgh"]
+
+
+def test_chunks_give_the_same_scores_and_show_the_first_completion_early():
+    """With a model of one's own nothing was printed before the end of the first evaluation, which takes minutes."""
+    correct = torch.tensor([1.0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1])
+    options = dict(eval_samples=2, eval_k=2)
+    whole, one_call, *_ = evaluated(11, range(1, 13), correct, 2 * correct, **options)
+    result, calls, _, printed = evaluated(11, range(1, 13), correct, 2 * correct, **options, generate_batch_size=5)
+    assert [call[0] for call in one_call] == [[1, 3, 5, 7, 9, 0]]
+    assert [call[0] for call in calls] == [[1, 3], [5, 7], [9, 0]]
+    assert len({call[-1] for call in calls}) == 3 and calls[0][-1] == one_call[0][-1]
+    assert result == pytest.approx(whole)
+    assert [(text.partition(":")[0], count) for text, count in printed] == [
+        ("first prompt", 0),
+        ("evaluating 11 prompts x 2 completions", 0),
+        ("first completion", 1),
+    ]
+
+
+def test_the_random_stream_of_the_first_chunk_is_that_of_an_evaluation_in_one_call():
+    """A last 0 changes no stream of numpy; so the samples of one chunk are those of earlier versions."""
+    streams = [np.random.SeedSequence((3, 1, 0, *rest)).generate_state(2).tolist() for rest in ((), (0,), (1,))]
+    assert streams[0] == streams[1] != streams[2]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if hasattr(script(name), "rollout")])
@@ -81,8 +116,6 @@ def test_a_script_evaluates_by_its_own_rollout_and_rewards(name, tmp_path, monke
         return rewards + 100, parts
 
     monkeypatch.setattr(module, "compute_rewards", higher)
-    options = "--max_steps 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16"
-    if name == "dpo":
-        options += " --pair_prompts 32"
+    options = "--max_steps 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 20"
     module.main([*options.split(), "--output_dir", str(tmp_path / "run")])
     assert sampled and metric_rows(tmp_path / "run")[0]["eval/reward"] > 90

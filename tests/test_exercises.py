@@ -156,7 +156,7 @@ def test_the_loss_of_the_first_update(name, tmp_path, monkeypatch):
         (["1"], "name its folder"),
         (["1", "docs"], "not the folder of a run"),
         (["11"], "has no check"),
-        (["5"], "name your script"),
+        (["5"], "a script: name yours"),
         (["4", "mine.py"], "no file"),
         (["6", "grpo.py"], "not yet: for one micro-batch"),
     ],

@@ -1,4 +1,4 @@
-"""The decoding loop of fast/ against stock `generate`, and the sampling configuration.
+"""The decoding loop of fast/ against stock `generate`, and the generation config.
 
 Greedy decoding and log-probs of sampled tokens over two dozen architectures are in test_architectures.py.
 """
@@ -11,9 +11,9 @@ from transformers import GenerationConfig
 import fast.decoding
 import grpo
 from common.batches import left_pad
-from harness.errors import InputError
 from common.sampling import sampling_config, seeded_sampling
 from fast.decoding import race, sample, worth_dropping
+from harness.errors import InputError
 from small_models import IDS, random_policy
 from testbed import embedded, embedded_prompts
 
@@ -21,18 +21,18 @@ CPU = torch.device("cpu")
 
 
 def generate(policy, n, stock=False, temperature=1.0, top_p=1.0, seed=0, prompts=None, length=24):
-    """Completions (R, T) by the loop of fast/, or by stock `generate`."""
+    """Return completions (R, T) of the loop of fast/, or of stock `generate`."""
     ids, mask = left_pad(prompts or [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]], 0, CPU)
     config = sampling_config(policy, temperature, top_p, length)
     options = {"num_return_sequences": n} if stock else policy.generate_kwargs(n)
-    with seeded_sampling(policy, seed, CPU):
+    with seeded_sampling(policy, seed):
         output = policy.lm.generate(input_ids=ids, attention_mask=mask.long(), generation_config=config, **options)
     return output.sequences[:, ids.shape[1] :]
 
 
 @pytest.fixture
 def as_stock(monkeypatch):
-    """The loop draws as stock `generate` does, for as many rows: a number for each token of the vocabulary."""
+    """Draw random numbers as stock `generate` does: one per token of the vocabulary, for all rows."""
     monkeypatch.setattr(fast.decoding, "sample", race)
     monkeypatch.setattr(fast.decoding, "worth_dropping", lambda *inputs: False)
 
@@ -43,7 +43,7 @@ def test_with_the_same_draws_sampling_equals_stock_generate(name, prompts, as_st
     policy = random_policy(name)
     policy.stop_tokens = list(range(2, 40, 5))  # one of five: all rows end before the limit, at different places
     stock = generate(policy, 6, stock=True, prompts=prompts)
-    assert len({tuple(row) for row in stock.tolist()}) > 6  # the rows differ, so equality says something
+    assert len({tuple(row) for row in stock.tolist()}) > 6  # they differ, so equality means something
     assert stock.shape[1] < 24
     assert torch.equal(generate(policy, 6, prompts=prompts), stock)
 
@@ -66,7 +66,7 @@ def test_sampled_tokens_follow_the_softmax():
 
 
 def test_more_than_fifty_tokens_can_be_sampled(monkeypatch):
-    # An unset top_k is 50 in transformers; the models of the other tests have fewer tokens than that.
+    # An unset top_k is 50 in transformers, more than the vocabulary of the other tests.
     monkeypatch.setitem(IDS, "vocab_size", 100)
     policy = random_policy("llama", scale=0.1)  # nearly uniform
     assert generate(policy, 5_000, prompts=[[5, 6, 7]], length=1).unique().numel() == 100
@@ -88,7 +88,7 @@ def test_sampling_on_a_cpu_takes_a_possible_token_at_the_ends_of_the_random_numb
 
 
 def test_sampling_on_a_cpu_is_exact_over_a_large_vocabulary():
-    # A float32 sum of 200,000 probabilities one after the other would be off by 1e-3: the cdf must be added in float64.
+    # Summed in float32, 200,000 probabilities would be off by 1e-3: the CDF must accumulate in float64.
     probs = torch.rand(2, 200_000, generator=torch.Generator().manual_seed(0))
     probs = probs / probs.sum(dim=1, keepdim=True)
     assert (probs.cumsum(dim=1) - probs.double().cumsum(dim=1)).abs().max() < 1e-7
@@ -109,7 +109,7 @@ def test_rows_of_nan_do_not_move_the_draws_of_the_others():
 
 
 def test_a_model_that_computes_no_numbers_is_one_line():
-    """Where `torch.multinomial` draws on a GPU, NaN would end the process."""
+    """On a GPU NaN makes `torch.multinomial` abort the process."""
     policy = random_policy("qwen2")
     policy.lm.get_input_embeddings().weight.data[7] = float("nan")  # a token of the first prompt
     with pytest.raises(InputError, match="sampling: log-probs are not finite"):
@@ -140,7 +140,7 @@ def test_a_hostile_generation_config_is_neutralised(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     args.model_name_or_path = str(tmp_path)
     loaded = grpo.load_policy(args, tokenizer, Accelerator(cpu=True))
-    assert set(loaded.stop_tokens) == {policy.stop_tokens[0], 7}  # trl#7039: every stop token of the file is honoured
+    assert set(loaded.stop_tokens) == {policy.stop_tokens[0], 7}  # trl#7039: all stop tokens of the file count
     loaded.stop_tokens = policy.stop_tokens
     _, _, _, clean = embedded()
     for stock in (False, True):
@@ -153,7 +153,7 @@ def rows_of(*lists):
 
 
 def test_rollout_with_gradient_checkpointing_is_not_garbage():
-    # In training mode the layers drop the cache while generate feeds single tokens (trl#3683): a warning, wrong tokens.
+    # In training mode the layers drop the cache, but generate feeds single tokens (trl#3683): wrong tokens.
     _, args, _, policy = embedded(max_new_tokens=20)
     _, _, _, checkpointed = embedded(gradient_checkpointing=True)
     assert checkpointed.training and checkpointed.lm.model.layers[0].gradient_checkpointing
@@ -165,9 +165,9 @@ def test_rollout_with_gradient_checkpointing_is_not_garbage():
 
 
 def test_under_autocast_the_cache_is_what_attention_computes_with(monkeypatch):
-    """bfloat16 in place of float32: half the memory, and the same bits, since attention casts what it gets."""
+    """bfloat16 instead of float32 halves the memory and keeps the bits, since attention casts its inputs."""
     _, args, _, policy = embedded(max_new_tokens=20)
-    layers, plain = [], fast.decoding.RoomyLayer
+    layers, plain = [], fast.decoding.GrowingCacheLayer
 
     def kept(layer, dtype):
         layers.append(plain(layer, dtype))
@@ -178,10 +178,10 @@ def test_under_autocast_the_cache_is_what_attention_computes_with(monkeypatch):
             batch = grpo.rollout(policy, rows_of([5, 6, 7, 8], [9, 10]), 4, 1.0, 1.0, 0, args)
         return batch["completions"], batch["rollout_logprobs"]
 
-    monkeypatch.setattr(fast.decoding, "RoomyLayer", kept)
+    monkeypatch.setattr(fast.decoding, "GrowingCacheLayer", kept)
     narrow, dtypes = sampled(), {x.dtype for layer in layers for x in (layer.keys, layer.values)}
     assert dtypes == {torch.bfloat16}
-    monkeypatch.setattr(fast.decoding, "RoomyLayer", lambda layer, dtype: kept(layer, layer.keys.dtype))
+    monkeypatch.setattr(fast.decoding, "GrowingCacheLayer", lambda layer, dtype: kept(layer, layer.keys.dtype))
     wide = sampled()
     assert layers[-1].keys.dtype == torch.float32
     assert all(map(torch.equal, narrow, wide))
@@ -209,7 +209,7 @@ def test_rollout_depends_on_its_seed_alone():
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_generate_batch_size_caps_the_rows_of_a_call(is_fast, monkeypatch):
-    # nanochat#758: what does not divide is silently lost.
+    # nanochat#758: a remainder that does not divide was silently lost.
     _, args, _, policy = embedded(max_new_tokens=20, generate_batch_size=10, fast=is_fast)
     calls = []
     generate_ = policy.lm.generate
@@ -225,7 +225,7 @@ def test_generate_batch_size_caps_the_rows_of_a_call(is_fast, monkeypatch):
 
 
 def test_the_loop_stops_when_all_rows_are_finished_and_shrinks_the_batch(monkeypatch):
-    # early stop proven by the number of forwards; a finished row costs nothing more.
+    # Count the forwards: the loop stops early, and finished rows cost nothing.
     _, args, _, policy = embedded(max_new_tokens=64)
     rows = []
     base = policy.lm.base_model
@@ -254,7 +254,7 @@ def test_rows_are_dropped_once_enough_have_finished(device, rows, columns, most)
 @pytest.mark.parametrize("shape", [(1, 2), (3, 7), (16, 1000), (2, 151936), (512, 40)])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_first_to_arrive_is_the_token_that_multinomial_draws(seed, shape):
-    """On a GPU it takes the place of `torch.multinomial`: the same tokens, and the generator is left as by it."""
+    """On a GPU `race` replaces `torch.multinomial`: same tokens, same state of the generator afterwards."""
     probs = (3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).softmax(dim=-1)
     probs[:, 0] = 0
     drawn = []

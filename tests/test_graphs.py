@@ -1,4 +1,4 @@
-"""The fixed cache of fast/graphs.py, without graphs on a CPU: tokens and log-probs are as without it."""
+"""The static cache of fast/graphs.py, run without graphs on a CPU, against the growing cache."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from transformers import DynamicCache
 import fast.graphs
 from common.batches import left_pad
 from common.masked import completion_mask
-from common.sampling import sampling_config, sampling_mode
+from common.sampling import sampling_config, seeded_sampling
 from fast import exact
 from fast.decoding import decode
 from fast.exact import is_near
-from fast.graphs import ROOM, FixedLayer, OneTokenByGraph, widen
+from fast.graphs import MIN_GROWTH, GraphDecodeStep, StaticCacheLayer, repeat_and_pad
 from fast.shortcuts import graphs_are_exact
 from small_models import ARCHITECTURES, SCALED, random_lm, random_policy
 
@@ -26,12 +26,12 @@ CASES += [(kind, name) for kind in [*PROMPTS][1:] for name in ("qwen2", "gpt2", 
 
 
 def sample(policy, prompts, graphs, temperature=1.0, length=40, n=4, seed=0):
-    """Completions and log-probs by either loop, and the batch that the training forward takes."""
+    """Return completions and log-probs with either cache, and the batch for the training forward."""
     ids, mask = left_pad(prompts, 0, torch.device("cpu"))
     config = sampling_config(policy, temperature, 1.0, length)
     inputs = dict(input_ids=ids, attention_mask=mask.long(), generation_config=config)
     own = dict(n=n, head_is_last=policy.head_is_last, graphs=graphs)
-    with sampling_mode(policy, seed, torch.device("cpu")):
+    with seeded_sampling(policy, seed):
         output = policy.lm.generate(**inputs, custom_generate=decode, **own)
     completions = output.sequences[:, ids.shape[1] :]
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
@@ -41,15 +41,15 @@ def sample(policy, prompts, graphs, temperature=1.0, length=40, n=4, seed=0):
 
 @pytest.fixture
 def narrow(monkeypatch):
-    """The cache grows every few tokens."""
-    monkeypatch.setattr(fast.graphs, "ROOM", 6)
+    """Let the cache grow every few tokens."""
+    monkeypatch.setattr(fast.graphs, "MIN_GROWTH", 6)
 
 
 @pytest.mark.parametrize("kind, name", CASES)
 @torch.no_grad()
-def test_log_probs_and_tokens_are_those_without_it(kind, name, narrow):
+def test_tokens_and_log_probs_are_those_of_the_growing_cache(kind, name, narrow):
     policy, prompts = random_policy(name), PROMPTS[kind]
-    policy.stop_tokens = list(range(2, 40, 5))  # one of five: rows end at different places, and are dropped
+    policy.stop_tokens = list(range(2, 40, 5))  # one token of five, so that rows end early and are dropped
     greedy = [sample(policy, prompts, graphs, temperature=0)[0] for graphs in (False, True)]
     assert torch.equal(*greedy)
     completions, sampled, batch = sample(policy, prompts, True)
@@ -58,7 +58,7 @@ def test_log_probs_and_tokens_are_those_without_it(kind, name, narrow):
     assert float((logprobs - sampled).abs().max()) < 1e-5
 
 
-def test_the_draws_do_not_depend_on_the_kind_of_cache(narrow):
+def test_the_samples_do_not_depend_on_the_cache(narrow):
     policy = random_policy("qwen2")
     policy.stop_tokens = list(range(2, 40, 5))
     plain, fixed = (sample(policy, PROMPTS["padded"], graphs)[:2] for graphs in (False, True))
@@ -67,35 +67,35 @@ def test_the_draws_do_not_depend_on_the_kind_of_cache(narrow):
 
 def test_no_token_copies_the_cache_or_changes_its_addresses():
     policy, seen = random_policy("qwen2"), []
-    run = OneTokenByGraph.run
+    run = GraphDecodeStep.run
 
     def watched(self):
         cache = [x for layer in self.layers for x in (layer.keys, layer.values)]
-        seen.append([x.data_ptr() for x in (self.tokens, self.mask, self.places, self.at, *cache)])
+        seen.append([x.data_ptr() for x in (self.tokens, self.mask, self.position_ids, self.column_index, *cache)])
         return run(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OneTokenByGraph, "run", watched)
-        policy.stop_tokens = [1000]  # no row ends, which would move the others
+        patch.setattr(GraphDecodeStep, "run", watched)
+        policy.stop_tokens = [1000]  # no row ends, so none is dropped
         sample(policy, PROMPTS["padded"], True, length=24)
     assert len(seen) > 10 and all(addresses == seen[0] for addresses in seen)
 
 
 def test_what_was_recorded_is_not_replayed_once_the_cache_has_another_shape():
-    """Its kernels read where nothing is any more. `logits` stand for a graph, which a CPU does not have."""
+    """Its kernels would read freed memory. `logits` stand for a graph, which a CPU does not have."""
     cache = DynamicCache()
     cache.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)
     start = torch.ones(2, 3).long(), torch.full((2, 1), 3)
-    token = OneTokenByGraph(lambda **inputs: "run", cache, *start, n=2, most=4 * ROOM, dtype=None)
+    token = GraphDecodeStep(lambda **inputs: "run", cache, *start, n=2, max_new_tokens=4 * MIN_GROWTH, dtype=None)
     token.logits = "recorded"
     token.select(torch.tensor([0, 3]))
-    assert token(torch.zeros(2, 1).long()) == "run" and (token.next, token.left) == (4, 4 * ROOM - 1)
-    token.logits, token.next = "recorded", token.mask.shape[1]
+    assert token(torch.zeros(2, 1).long()) == "run" and (token.column, token.tokens_left) == (4, 4 * MIN_GROWTH - 1)
+    token.logits, token.column = "recorded", token.mask.shape[1]
     assert token(torch.zeros(2, 1).long()) == "run"
 
 
 class Looks(TorchDispatchMode):
-    """Raises where a program asks for a number of a tensor: on a GPU it would wait, and could not be recorded."""
+    """Raise where a program reads a number from a tensor: on a GPU that synchronizes, and cannot be recorded."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         asks = torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select
@@ -105,28 +105,28 @@ class Looks(TorchDispatchMode):
 
 @pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "gemma3_text", "gpt_neox"])
-def test_a_token_asks_for_no_number(name, prompts, monkeypatch):
-    policy, run = random_policy(name), OneTokenByGraph.run
+def test_a_step_does_not_synchronize(name, prompts, monkeypatch):
+    policy, run = random_policy(name), GraphDecodeStep.run
 
     def watched(self):
         with Looks():
             return run(self)
 
-    monkeypatch.setattr(OneTokenByGraph, "run", watched)
+    monkeypatch.setattr(GraphDecodeStep, "run", watched)
     sample(policy, prompts, True, length=12)
 
 
 def test_the_cache_is_freed_at_the_end(monkeypatch):
-    caches, close = [], OneTokenByGraph.close
-    monkeypatch.setattr(OneTokenByGraph, "close", lambda self: caches.append(self.cache) or close(self))
+    caches, close = [], GraphDecodeStep.close
+    monkeypatch.setattr(GraphDecodeStep, "close", lambda self: caches.append(self.cache) or close(self))
     sample(random_policy("qwen2"), PROMPTS["padded"], True, length=4)
     assert caches and not caches[0].layers
 
 
-def test_under_autocast_the_fixed_cache_is_what_attention_computes_with(monkeypatch):
-    dtypes, close = set(), OneTokenByGraph.close
+def test_under_autocast_the_static_cache_is_what_attention_computes_with(monkeypatch):
+    dtypes, close = set(), GraphDecodeStep.close
     monkeypatch.setattr(
-        OneTokenByGraph, "close", lambda self: dtypes.update(layer.keys.dtype for layer in self.layers) or close(self)
+        GraphDecodeStep, "close", lambda self: dtypes.update(layer.keys.dtype for layer in self.layers) or close(self)
     )
     with torch.autocast("cpu", torch.bfloat16):
         sample(random_policy("qwen2"), PROMPTS["padded"], True, length=4)
@@ -134,61 +134,61 @@ def test_under_autocast_the_fixed_cache_is_what_attention_computes_with(monkeypa
 
 
 def test_a_column_to_come_is_unlike_any_key():
-    """Zeros that are seen by mistake would dilute attention a little; the probe at the start must not overlook it."""
+    """Zeros seen by mistake would only dilute attention a little, which the check at the start could miss."""
     keys = torch.randn(2, 1, 3, 4)
-    wide = widen(keys, 2, 1, 6)
+    wide = repeat_and_pad(keys, 2, 1, 6)
     assert torch.equal(wide[:, :, 1:4], keys.repeat_interleave(2, dim=0))
     assert wide[:, :, [0, 4, 5]].min() > 10 * keys.abs().max()
 
 
 @pytest.mark.parametrize(
-    "width, most, expected",
+    "width, max_new_tokens, expected",
     [(128, 512, [384, 640]), (5, 20, [32]), (512, 4096, [768, 1152, 1728, 2592, 3888, 4608])],
 )
-def test_columns_grow_by_half_up_to_the_last_token(width, most, expected):
-    """In multiples of 16, as kernels like it, and by ROOM at least: a graph is recorded for each."""
-    token, found = object.__new__(OneTokenByGraph), []
-    token.next, token.end = width, width + most
-    while token.next < token.end:
-        token.next = token.columns_to_have()
-        found.append(token.next)
+def test_columns_grow_by_half_up_to_the_last_token(width, max_new_tokens, expected):
+    """In multiples of 16, and by MIN_GROWTH at least, since each capacity needs a new graph."""
+    token, found = object.__new__(GraphDecodeStep), []
+    token.column, token.end = width, width + max_new_tokens
+    while token.column < token.end:
+        token.column = token.next_capacity()
+        found.append(token.column)
     assert found == expected
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_trial_at_the_start_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, monkeypatch):
+def test_the_check_at_the_start_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, monkeypatch):
     lm = random_lm(name).to(dtype)
     assert graphs_are_exact(lm)
-    with monkeypatch.context() as patch:  # transformers leaves out a mask that is all true
-        patch.setattr(FixedLayer, "is_compileable", False)
-        patch.setattr(exact, "rows_of_two_prompts", unpadded)
+    with monkeypatch.context() as patch:  # transformers drops a mask that is all true
+        patch.setattr(StaticCacheLayer, "is_compileable", False)
+        patch.setattr(exact, "probe_batch", unpadded)
         assert not graphs_are_exact(lm)
     if dtype == torch.float32:
         with monkeypatch.context() as patch:  # the mask hides the newest token
-            patch.setattr(FixedLayer, "get_seq_length", lambda self: self.at[0] - 1)
+            patch.setattr(StaticCacheLayer, "get_seq_length", lambda self: self.column_index[0] - 1)
             assert not graphs_are_exact(lm)
 
 
-def test_the_trial_takes_no_wrong_cache_for_rounding(monkeypatch):
-    """Log-probs of a nearly uniform model hardly depend on what it sees."""
+def test_the_check_takes_no_wrong_cache_for_rounding(monkeypatch):
+    """The log-probs of a nearly uniform model hardly depend on what it attends to."""
     lm = random_lm("qwen2", scale=1.0).bfloat16()
     assert graphs_are_exact(lm)
-    monkeypatch.setattr(FixedLayer, "is_compileable", False)
-    monkeypatch.setattr(exact, "rows_of_two_prompts", unpadded)
+    monkeypatch.setattr(StaticCacheLayer, "is_compileable", False)
+    monkeypatch.setattr(exact, "probe_batch", unpadded)
     assert not graphs_are_exact(lm)
 
 
-def test_the_trial_knows_that_nothing_could_be_recorded(monkeypatch):
-    close = OneTokenByGraph.close
-    monkeypatch.setattr(OneTokenByGraph, "problem", None)  # what it was before comes back
+def test_the_check_fails_if_nothing_could_be_recorded(monkeypatch):
+    close = GraphDecodeStep.close
+    monkeypatch.setattr(GraphDecodeStep, "failure", None)  # restored at the end
     monkeypatch.setattr(
-        OneTokenByGraph, "close", lambda self: setattr(OneTokenByGraph, "problem", "no memory") or close(self)
+        GraphDecodeStep, "close", lambda self: setattr(GraphDecodeStep, "failure", "no memory") or close(self)
     )
     assert not graphs_are_exact(random_lm("qwen2"))
 
 
-def unpadded(lm, original=exact.rows_of_two_prompts):
+def unpadded(lm, original=exact.probe_batch):
     batch = original(lm)
     return batch | {"prompt_mask": torch.ones_like(batch["prompt_mask"])}
 

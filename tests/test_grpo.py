@@ -79,7 +79,7 @@ def test_rewards_that_differ_by_rounding_agree():
     found, metrics = advantages(rewards, std_eps=0.0), Metrics()
     assert found[:4] == [0.0] * 4 and all(found[4:])
     with metrics.timed("update"):
-        metrics.add_rewards(samples_of(*"12345678", rewards=rewards), 4)
+        metrics.add_rewards(samples_of(rewards), 4)
     assert metrics.reduce(Accelerator(cpu=True))["advantage/zero_groups"] == 0.5
 
 

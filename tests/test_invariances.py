@@ -196,7 +196,7 @@ def packing(monkeypatch):
     """fast/packing.py, whose attention is a loop here."""
     packing = pytest.importorskip("fast.packing")
     monkeypatch.setattr(packing, "varlen_attn", attention.varlen_attn)
-    packing.let_sdpa_take_layouts()
+    packing.register_packed_sdpa()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -276,7 +276,7 @@ def expected_pairs(name):
 @pytest.mark.parametrize("name", PAIRS)
 def test_some_pairs_are_far_on_either_side(name):
     module, args, model, pairs = prepared_pairs(name)
-    ((_, batch),) = pair_batches(pairs, args, torch.device("cpu"))
+    (batch,) = pair_batches(pairs, args, torch.device("cpu"))
     _, stats = module.pair_losses(model, batch, args)
     margins = stats["rewards/margin"]
     shares = [float(far.double().mean()) for far in (margins < -FAR, margins > FAR)]

@@ -1,4 +1,4 @@
-"""common/loading.py: what is loaded is what the checkpoint holds, where a completion ends, and what is saved."""
+"""harness/loading.py: what is loaded is what the checkpoint holds, where a completion ends, and what is saved."""
 
 import dataclasses
 import json
@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -108,7 +109,20 @@ def test_damaged_files_are_one_line(tmp_path):
     assert "cannot be loaded" in refused(policy_of, folder)
     (folder / "tokenizer.json").write_text('{"model": 3}', encoding="utf-8")
     assert "no tokenizer" in refused(policy_of, folder)
-    assert "no tokenizer" in refused(policy_of, tmp_path / "absent")
+
+
+def test_a_folder_of_a_run_and_one_that_is_not_there_are_named(tmp_path):
+    """The first wanted "sentencepiece or tiktoken", the second an alphanumeric repo id."""
+    (tmp_path / "args.json").write_text("{}", encoding="utf-8")
+    assert f"the folder of a run; its model is {tmp_path}/model" in refused(policy_of, tmp_path)
+    for folder in (tmp_path / "absent", "runs/a/model"):
+        assert "there is no such folder" in refused(policy_of, folder)
+
+
+def test_an_architecture_without_a_language_model_is_one_sentence(tmp_path):
+    """All 200 names of those that have one were printed."""
+    line = refused(policy_of, small_model(tmp_path, AutoModel, "vit", image_size=16, patch_size=8))
+    assert "ViTConfig" in line and len(line) < 300
 
 
 def test_a_home_folder_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):

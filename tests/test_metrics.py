@@ -1,4 +1,4 @@
-"""common/metrics.py: sums, maxima and deviations over several calls, and the metrics of a rollout."""
+"""harness/metrics.py: means, maxima and deviations over several calls and processes, and the metrics of samples."""
 
 import math
 import sys
@@ -8,11 +8,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from common.batches import Completion, Samples
 from harness.data import Prompt
-from harness.metrics import Metrics, peak_memory_gb, take_logged
+from harness.log import Log
+from harness.metrics import Metrics, peak_memory_gb
 from harness.pairs import Pair
-from common.rewards import Reward
-from small_run import completion
+from harness.reward_functions import FunctionReward
+from small_run import completion, samples_of
 
 
 class SecondOfTwo:
@@ -25,7 +27,7 @@ class SecondOfTwo:
 
     def reduce(self, tensor, how):
         assert how == "sum"
-        return tensor + self.sums
+        return tensor + self.sums.flatten()
 
     def gather(self, tensor):
         return torch.cat([tensor, self.maxima])
@@ -64,30 +66,37 @@ def test_statistics_of_rows_count_rows_and_those_of_tokens_tokens():
     assert metrics.reduce(Accelerator(cpu=True)) == {"policy/token": 3.0, "policy/row": 2.5, "optim/lr": 0.5}
 
 
-def batch_of(rows, lengths, truncated):
-    return {
-        "completions": torch.tensor(rows),
-        "completion_mask": torch.arange(len(rows[0])) < torch.tensor(lengths)[:, None],
-        "truncated": torch.tensor(truncated),
-    }
+def sampled(rows, lengths, truncated, rewards, terms, prompts=1):
+    """Return `Samples` of completions that are the first `lengths` tokens of `rows`."""
+    mask = torch.arange(len(rows[0])) < torch.tensor(lengths)[:, None]
+    batch = {"completions": torch.tensor(rows), "completion_mask": mask, "truncated": torch.tensor(truncated)}
+    completions = [Completion("", row[:length], False) for row, length in zip(rows, lengths, strict=True)]
+    prompts = [Prompt([1], "1+1", None)] * prompts
+    return Samples(batch, prompts, completions, torch.tensor(rewards, dtype=torch.float64), terms)
 
 
 def test_the_samples_of_a_rollout_by_hand():
     rows = [[5, 1, 0], [5, 1, 7], [6, 6, 1], [6, 6, 6], [5, 1, 0], [5, 5, 1], [5, 1, 0], [1, 0, 0]]
-    batch = batch_of(rows, [2, 2, 3, 3, 2, 3, 2, 1], [False] * 3 + [True] + [False] * 4)
     nan = math.nan
-    correct = torch.tensor([1, 1, 0, 0, 1, nan, 0, 0], dtype=torch.float64)
-    parts = {"a": torch.tensor([1.0] * 4 + [nan] * 2 + [4.0] * 2), "b": torch.tensor([nan] * 5 + [3.0, nan, nan])}
+    terms = {
+        "accuracy": [1, 1, -1, -1, 1, nan, nan, -1],  # a script may count a wrong answer as -1
+        "a": [1.0] * 4 + [nan] * 2 + [nan] + [4.0],
+        "b": [nan] * 5 + [3.0, nan, nan],
+    }
+    terms = {name: torch.tensor(term, dtype=torch.float64) for name, term in terms.items()}
+    lengths, truncated = [2, 2, 3, 3, 2, 3, 2, 1], [False] * 3 + [True] + [False] * 4
     metrics = Metrics()
-    metrics.add_samples(batch, correct, parts, 4)
+    metrics.add_samples(sampled(rows, lengths, truncated, [0.0] * 8, terms, prompts=2), 4)
+    metrics.tokens.clear()  # nothing was timed
     assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx({
-        "reward/accuracy": 3 / 7,
-        "reward_terms/a": 2.0,
+        "reward/accuracy": 3 / 6,
+        "reward_terms/accuracy": 0.0,
+        "reward_terms/a": 8 / 5,
         "reward_terms/b": 3.0,
-        "reward/unscored": 1 / 8,  # to which no part applies
+        "reward/unscored": 1 / 8,  # no term applies
         "completion/length": 18 / 8,
         "completion/length_correct": 6 / 3,
-        "completion/length_incorrect": 9 / 4,
+        "completion/length_incorrect": 7 / 3,
         "completion/truncated": 1 / 8,
         "completion/unique": (3 / 4 + 3 / 4) / 2,  # what stands after the stop token does not count
     })  # fmt: skip
@@ -95,11 +104,14 @@ def test_the_samples_of_a_rollout_by_hand():
 
 def test_the_rewards_of_a_rollout_by_hand():
     metrics = Metrics()
-    for groups in ([[1, 3], [2, 2]], [[0.1 + 0.2, 0.3], [5, 1]]):  # equal but for rounding
-        metrics.add_rewards(torch.tensor(groups, dtype=torch.float64).flatten(), 2)
-    rewards = torch.tensor([1, 3, 2, 2, 0.3, 0.3, 5, 1], dtype=torch.float64)
+    for rewards in ([1, 3, 2, 2], [0.1 + 0.2, 0.3, 5, 1]):  # two are equal but for rounding
+        metrics.add_rewards(samples_of(rewards), 2)
+    # Rows without any reward have the mean of their group, or 0: they are in no mean.
+    metrics.add_rewards(samples_of([7, 7, 0, 0], own=[7, math.nan, math.nan, math.nan]), 2)
+    rewards = torch.tensor([1, 3, 2, 2, 0.3, 0.3, 5, 1, 7], dtype=torch.float64)
     expected = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std(unbiased=False))}
-    assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx(expected | {"advantage/zero_groups": 2 / 4})
+    metrics.tokens.clear()  # nothing was timed
+    assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx(expected | {"advantage/zero_groups": 4 / 6})
 
 
 def test_tokens_per_second_by_hand(monkeypatch):
@@ -107,17 +119,20 @@ def test_tokens_per_second_by_hand(monkeypatch):
     monkeypatch.setattr("harness.metrics.time.perf_counter", lambda: next(now))
     monkeypatch.setattr("harness.metrics.world_size", lambda: 2)
     monkeypatch.setattr("harness.metrics.peak_memory_gb", lambda: 1.5)
-    batch = batch_of([[5, 5, 5, 1], [5, 1, 0, 0]], [4, 2], [False, False])
+    terms = {"accuracy": torch.zeros(2)}
+    samples = sampled([[5, 5, 5, 1], [5, 1, 0, 0]], [4, 2], [False, False], [0.0, 0.0], terms)
     metrics = Metrics()
     for phase in ("rollout", "update"):
         with metrics.timed(phase):
             pass
-    rewards = torch.zeros(2, dtype=torch.float64)
-    metrics.add_rollout(batch, rewards, rewards, {"a": rewards}, 2)
+    metrics.add_samples(samples, 2)
+    metrics.add_rewards(samples, 2)
     # The other process has sampled 4 tokens in 6 seconds, and trained on them in 4.
     theirs = {"time/rollout_s": (6, 1), "time/update_s": (4, 1)}
     theirs |= {"time/rollout_tokens_per_s": (8, 6), "time/update_tokens_per_s": (8, 4)}
-    found = metrics.reduce(SecondOfTwo([theirs.get(name, (0, 0)) for name in metrics.sums], [2.5]))
+    metrics.add_speed = lambda own=metrics.add_speed: None
+    Metrics.add_speed(metrics)
+    found = metrics.reduce(SecondOfTwo([theirs.get(name, (0, 0)) for name in metrics.means], [2.5]))
     assert {name: x for name, x in found.items() if name.startswith(("time/", "memory/"))} == pytest.approx({
         "time/rollout_s": 8.0,
         "time/update_s": 4.0,
@@ -144,13 +159,14 @@ def test_what_functions_log_is_the_mean_over_all_calls_and_processes(monkeypatch
         log_metric("length", sum(map(len, completions)))
         return [0.0] * len(completions)
 
-    rewards = [Reward(name, 1.0, own) for name in "ab"]
+    rewards = [FunctionReward(name, 1.0, own) for name in "ab"]
     for texts in (["1", "22"], ["333"]):
         for reward in rewards:
             reward([Prompt([1], "1+1", None)] * len(texts), [completion(text) for text in texts])
-    monkeypatch.setattr("harness.metrics.gather_object", lambda logged: [*logged, {"length": [9.0], "other": [1.0]}])
-    assert take_logged(rewards) == {"logged/length": (3 * 4 + 9) / 5, "logged/other": 1.0}
-    assert take_logged(rewards)["logged/length"] == 9  # each is counted once
+    log = Log(None, None, None, None, rewards)
+    monkeypatch.setattr("harness.log.gather_object", lambda logged: [*logged, {"length": [9.0], "other": [1.0]}])
+    assert log.reduce_logged("eval/") == {"eval/logged/length": (3 * 4 + 9) / 5, "eval/logged/other": 1.0}
+    assert log.reduce_logged()["logged/length"] == 9  # each is counted once
 
 
 @pytest.mark.parametrize("platform, peak", [("linux", 2.048), ("darwin", 0.002)])
@@ -168,5 +184,5 @@ def test_without_resource_as_on_windows_the_peak_memory_is_left_out(monkeypatch)
     metrics = Metrics()
     with metrics.timed("update"):
         pass
-    metrics.add_speed("update", 1)
+    metrics.tokens["update"] = 1
     assert "memory/peak_gb" not in metrics.reduce(Accelerator(cpu=True))

@@ -1,4 +1,4 @@
-"""tools/names.py: what is said of an option that another project has, or that is misspelt."""
+"""tools/names.py: hints on options of other projects, of earlier versions, and on misspelt ones."""
 
 import ast
 import fnmatch
@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 import names
 from harness.args import parse_args
 from harness.errors import InputError
-from testbed import SCRIPTS, script
+from testbed import ROOT, SCRIPTS, script
 
 
 def error_of(name, words):
@@ -35,8 +35,24 @@ def error_of(name, words):
         ("grpo", "--loss_type ipo", "choose the script"),  # a name with two rows, of which one is an option here
         ("grpo", "--bf16", "--mixed_precision bf16"),
         ("grpo", "actor_rollout_ref.actor.clip_ratio_low=0.2", "use --clip_low"),
-        ("ppo", "+algorithm.kl_ctrl.kl_coef=0.1", "use --kl_coef; it belongs to"),
-        ("grpo", "--clip_ratio_c 3", "use --dual_clip"),  # the end of a key
+        ("ppo", "+algorithm.kl_ctrl.kl_coef=0.1", "use --kl_coef; for a KL in the reward"),
+        ("ppo", "--clip_ratio_c 3", "use --dual_clip"),  # the end of a key
+        ("grpo", "--clip_ratio_c 3", "here it is --dual_clip, an option of a recipe: python examples/recipes.py dual_clip"),
+        ("dapo", "--dual_clip 3", "python examples/recipes.py dual_clip"),
+        ("ppo", "--entropy_coeff 0.01", "use --entropy_coef"),
+        ("grpo", "--entropy_coeff 0.01", "python examples/recipes.py entropy_bonus"),
+        ("dr_grpo", "--entropy_coef 0.01", "python examples/recipes.py entropy_bonus"),
+        ("dapo", "--token_mean group", "python examples/recipes.py token_mean"),
+        ("ppo", "--objective penalty", "python examples/recipes.py ppo_penalty"),
+        ("ppo", "--penalty_target 0.01", "python examples/recipes.py ppo_penalty"),
+        ("ppo", "--kl_target 0.01", "python examples/recipes.py ppo_adaptive_kl"),
+        ("ppo", "algorithm.kl_ctrl.target_kl=0.1", "python examples/recipes.py ppo_adaptive_kl"),
+        ("ppo", "--critic_warmup_steps 5", "python examples/recipes.py critic_warmup"),
+        ("ppo", "trainer.critic_warmup=5", "python examples/recipes.py critic_warmup"),
+        ("grpo", "--micro_batch_tokens 4096", "use --micro_batch_size"),
+        ("grpo", "--train_max_tokens_per_gpu 4096", "use --micro_batch_size"),
+        ("dpo", "--rounds 3", "python examples/recipes.py online_dpo"),
+        ("dpo", "--pair_prompts 64", "python examples/recipes.py online_dpo"),
         ("dapo", "--overlong_buffer.len 4", "use --overlong_cache"),
         ("grpo", "--lam 0.95", "--gae_lambda, which this script does not have"),
         ("ppo", "--lam 0.95", "use --gae_lambda"),
@@ -45,14 +61,14 @@ def error_of(name, words):
         ("grpo", "--loss_type sapo", "recipes.py sapo"),
         ("grpo", "--sapo_temperature_neg 1.05", "recipes.py sapo"),
         ("grpo", "--multi_objective_aggregation normalize_then_sum", "recipes.py gdpo"),
-        ("grpo", "--actor.dual_clip 3", "use --dual_clip"),  # OpenRLHF's since 0.11
+        ("ppo", "--actor.dual_clip 3", "use --dual_clip"),  # OpenRLHF's since 0.11
         ("ppo", "--algo.advantage.estimator group_norm", "run grpo.py"),
         ("grpo", "algorithm.adv_estimator=gae", "run ppo.py"),
         ("grpo", "--vllm_mode colocate", "one engine"),  # vllm_*
         ("grpo", "--lerning_rate 1e-5", "did you mean --learning_rate?"),
         ("grpo", "--no_normalise_std", "did you mean --no_normalize_std?"),
         ("ppo", "--value_loss_coef 0.5", "use --value_coef"),
-        ("ppo", "--clip_range 0.2", "--clip_low; it is the bound below, and --clip_high"),
+        ("ppo", "--clip_range 0.2", "--clip_low; the lower bound; --clip_high"),
         ("ppo", "--lr 1e-6", "use --learning_rate"),  # not the critic's, whose key in verl ends so
         ("reward_model", "--temperature 1", "this script does not have it"),  # not that of an evaluation
         ("dpo", "--kl_coef 0.1", "this script does not have it"),
@@ -64,51 +80,51 @@ def error_of(name, words):
         ("grpo", "--importance_sampling_level token", "leave it out"),
         ("grpo", "--importance_sampling_level sequence", "gspo.py"),
         ("dpo", "--num_train_epochs 2", "--num_epochs"),
-        ("grpo", "--max_length 2048", "use --max_new_tokens; it counts the tokens of a completion"),
-        ("dapo", "--mask_truncated_completions", "use --overlong; its value `filter`"),
+        ("grpo", "--max_length 2048", "use --max_new_tokens; it limits completions"),
+        ("dapo", "--mask_truncated_completions", "use --overlong; only dapo.py has it, as --overlong filter"),
         ("grpo", "--lora_target_modules q_proj", "use --lora_targets"),
-        ("grpo", "--save_total_limit 1", "the two newest checkpoints are kept"),
+        ("grpo", "--max_ckpt_num 1", "use --save_total_limit"),
         ("grpo", "--reward_model_name_or_path a", "use --reward; a reward model is rm:PATH"),
         ("ppo", "--reward_model_path a", "use --reward rm:PATH"),  # of earlier versions
-        ("grpo", "--rollout hf", "use --fast false"),
+        ("grpo", "--rollout hf", "use --no_fast"),
         ("grpo", "--dry_run", "tools/dry_run.py"),
-        ("grpo", "--batch_size 8", "use --prompts_per_step; it counts the prompts of all processes"),
-        ("reward_model", "--batch_size 8", "use --pairs_per_step; it counts the pairs"),
+        ("grpo", "--batch_size 8", "use --prompts_per_step; it counts prompts over all"),
+        ("reward_model", "--batch_size 8", "use --pairs_per_step; it counts pairs"),
         ("grpo", "--use_bias_correction_kl", "use --kl_estimator; True, TRL's default, is k3_weighted"),
         ("dpo", "--kl_estimator k3", "this script does not have it"),
         ("grpo", "--tis_imp_ratio_cap 2", "nothing to correct"),
         ("grpo", "trainer.log_policy_entropy=True", "`policy/entropy` is always logged"),
-        ("grpo", "--lr 1e-6", "use --learning_rate; it is constant within a rollout"),
+        ("grpo", "--lr 1e-6", "use --learning_rate; constant within a rollout"),
         ("grpo", "algorithm.adv_estimator=grpo", "run grpo.py, dapo.py or gspo.py"),
         ("grpo", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", "use --micro_batch_size;"),
         ("grpo", "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "one engine"),
-        ("grpo", "actor_rollout_ref.ref.fsdp_config.param_offload=True", "nothing is offloaded here"),
-        ("dapo", "algorithm.filter_groups.enable=True", "dapo.py always filters"),
+        ("grpo", "actor_rollout_ref.ref.fsdp_config.param_offload=True", "FSDP offloads nothing here"),
+        ("dapo", "algorithm.filter_groups.enable=True", "dapo.py always filters groups"),
         ("ppo", "--ref_pretrain a", "the model that the run starts from"),
-        ("dpo", "--truncation_mode keep_end", "pairs of more than --max_length tokens are dropped"),
+        ("dpo", "--truncation_mode keep_end", "pairs longer than --max_length tokens are dropped"),
         ("grpo", "--use_cpu", "accelerate launch --cpu"),
         ("grpo", "--num_generation 8", "did you mean --num_generations? use --group_size"),
     ],
 )
-def test_an_unknown_option_is_answered_with_the_one_here(name, words, here):
+def test_an_unknown_option_gets_a_hint(name, words, here):
     error = error_of(name, words)
     assert error.startswith(f"unknown option {words.split()[0]}; ") and here in error
     assert "\n" not in error and len(error) < 250
 
 
 @pytest.mark.parametrize("name", ["--frobnicate", "--path"])
-def test_of_a_name_that_nobody_knows_or_that_says_too_little_nothing_is_said(name):
+def test_an_unknown_or_ambiguous_name_gets_no_hint(name):
     assert error_of("grpo", name) == f"unknown option {name} (--help lists the options)"
 
 
-def test_many_options_of_trl_are_moved_by_a_program(tmp_path):
+def test_many_options_of_trl_lead_to_the_page(tmp_path):
     (tmp_path / "trl.yaml").write_text("num_generations: 8\nbeta: 0\nepsilon: 0.2\nuse_vllm: true\n", encoding="utf-8")
     lines = error_of("grpo", f"--config {tmp_path / 'trl.yaml'}").splitlines()
     assert [line.partition(";")[2] for line in lines[1:3]] == [
         " use --kl_coef; with 0 no reference model is loaded",
-        " use --clip_low; it is the bound below, and --clip_high is the one above",
+        " use --clip_low; the lower bound; --clip_high is the upper one",
     ]
-    assert len(lines) == 5 and lines[-1].startswith("python tools/from_trl.py ")
+    assert len(lines) == 5 and lines[-1].startswith('docs/run.md, "Coming from TRL"')
 
 
 def test_each_unknown_option_has_a_line():
@@ -141,16 +157,54 @@ def options_of(*scripts):
     return {field.name for name in scripts for field in fields(script(name).Args)}
 
 
-def test_each_row_has_an_option_here_or_says_what_to_do():
-    assert all(len(row) == 5 and names.names(row) for row in names.ROWS)
-    assert {here for here, *_ in names.ROWS} <= options_of(*SCRIPTS, "dpo", "reward_model") | {""}
-    assert all(here or sentence for here, *_, sentence in names.ROWS)
+def test_each_row_has_an_option_or_says_what_to_do():
+    assert all(len(row) == 5 and names.foreign_names(row) for row in names.ROWS)
+    assert all(option or note for option, *_, note in names.ROWS)
+    known = options_of(*SCRIPTS, "dpo", "reward_model") | names.RECIPES.keys()
+    assert {option for option, *_ in names.ROWS} - known == {""}
+
+
+def test_every_option_that_a_note_names_exists():
+    known = options_of(*SCRIPTS, "dpo", "reward_model") | {"penalty_target"}  # an option of ppo_penalty
+    known |= {"cpu", "multi_gpu", "mixed_precision", "config_file"}  # of `accelerate launch`
+    notes = " ".join([*names.BEFORE.values(), *(row[-1] for row in names.ROWS)])
+    mentioned = set(re.findall(r"--(?:no_)?(\w+)", notes))
+    assert len(mentioned) > 20 and mentioned <= known
+
+
+def recipes_named(text):
+    return set(re.findall(r"examples/recipes\.py (\w+)", text))
+
+
+@pytest.mark.beside("examples")
+def test_every_recipe_that_a_hint_names_exists_and_has_the_option():
+    notes = " ".join([*names.BEFORE.values(), *(row[-1] for row in names.ROWS)])
+    recipes = {path.stem: path.read_text(encoding="utf-8") for path in ROOT.glob("examples/recipes/*.py")}
+    assert recipes_named(notes) | set(names.RECIPES.values()) <= recipes.keys()
+    for option, recipe in names.RECIPES.items():
+        assert f"    {option}: " in recipes[recipe], recipe
+
+
+@pytest.mark.beside("docs", "examples")
+def test_the_table_for_users_of_trl_names_what_exists():
+    page = (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
+    section = page.partition("### Coming from TRL\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    known = options_of(*SCRIPTS, "dpo", "reward_model") | {"mixed_precision"}
+    assert len(rows) > 20
+    for theirs, ours in rows:
+        for option in re.findall(r"`(\w+)", theirs):
+            assert names.hint_for(option, "", []) or option in known, option
+        assert set(re.findall(r"--(?:no_)?(\w+)", ours)) <= known, ours
+        assert all((ROOT / script).is_file() for script in re.findall(r"`(\w+\.py)\b", ours)), ours
+    recipes = {path.stem for path in ROOT.glob("examples/recipes/*.py")}
+    assert recipes_named(section) <= recipes
 
 
 def test_a_known_option_is_never_looked_up():
-    """So a name that is an option of every script that can have it stands in no row."""
+    """An option of every script may be the name of no row: its row would be dead."""
     common = set.intersection(*map(options_of, [*SCRIPTS, "dpo", "reward_model"]))
-    assert not common & {key for row in names.ROWS for key in names.names(row)}
+    assert not common & {key for row in names.ROWS for key in names.foreign_names(row)}
     assert not options_of(*SCRIPTS, "dpo", "reward_model") & names.BEFORE.keys()
 
 
@@ -168,7 +222,7 @@ def test_every_field_of_a_configuration_of_trl_has_an_answer(config, scripts):
             if isinstance(node, ast.ClassDef):
                 declared |= {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
     assert len(declared) > 100
-    assert [name for name in sorted(declared - options_of(*scripts)) if not names.rows_of(name)] == []
+    assert [name for name in sorted(declared - options_of(*scripts)) if not names.find_rows(name)] == []
 
 
 @pytest.mark.needs("trl")

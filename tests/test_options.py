@@ -34,10 +34,11 @@ def losses(name, **options):
     old, step, drift, entropy, signs = torch.rand(5, 16, 6, generator=torch.Generator().manual_seed(0)).double()
     mask = torch.arange(6) < torch.tensor([[6], [3], [1], [5]]).repeat(4, 1)
     ref, new = drift - old - 0.5 if getattr(args, "kl_coef", 0) else None, 4 * step - 2 - old
-    return module.policy_loss(new, -old, signs[:, :1] - 0.5, mask, args, ref, entropy)[0]
+    entropies = {"entropy": entropy} if hasattr(args, "entropy_coef") else {}
+    return module.policy_loss(new, -old, signs[:, :1] - 0.5, mask, args, ref, **entropies)[0]
 
 
-SIZES = dict(prompts_per_step=4, num_minibatches=2, num_epochs=2, group_size=4, max_new_tokens=16, eval_prompts=2)
+SIZES = dict(prompts_per_step=4, num_minibatches=2, num_epochs=2, group_size=4, max_new_tokens=20, eval_prompts=2)
 SIZES |= dict(max_steps=2, eval_every=0, learning_rate=0.01, eval_samples=2, eval_k=1)
 VARIED = "def varied(completions, **_):\n    return [len(text) % 5 + i % 4 for i, text in enumerate(completions)]\n"
 

@@ -1,4 +1,4 @@
-"""Packed passes of fast/packing.py, with attention as a loop on a CPU, against plain passes."""
+"""Packed forwards of fast/packing.py against plain ones; on a CPU their attention is a loop."""
 
 import pytest
 import torch
@@ -7,25 +7,25 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attention
 from attention import pack
-from harness.pairs import Pair, pair_batches
 from fast import exact, packing, shortcuts
 from fast.shortcuts import packing_is_exact
+from harness.pairs import Pair, pair_batches
 from small_models import ARCHITECTURES, backward, random_lm, random_policy
 from testbed import script
 
-WRONG = ("bloom", "stablelm")  # biases of position; layers that pass no keyword on
+WRONG = ("bloom", "stablelm")  # position biases; layers that pass on no keywords
 
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch):
     monkeypatch.setattr(packing, "varlen_attn", attention.varlen_attn)
-    ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa_attention_forward)  # that of another test may use another module
-    packing.let_sdpa_take_layouts()
+    ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa_attention_forward)  # another test may have registered its own
+    packing.register_packed_sdpa()
 
 
 @pytest.fixture(params=[True, False], ids=["torch 2.12", "torch 2.11"])
 def groups_of_heads(request, monkeypatch):
-    """Whether `varlen_attn` repeats the heads of keys and values itself."""
+    """`varlen_attn` with and without grouped heads."""
     if not request.param:
 
         def without(*args, scale, window_size):
@@ -37,7 +37,7 @@ def groups_of_heads(request, monkeypatch):
 
 
 def batch(widths=(9, 1, 5), lengths=(7, 1, 3, 2, 7, 7, 1, 1, 4, 5, 6, 2)):
-    """Rows of three prompts in any order: a prompt of one token, completions of one token, and some of full width."""
+    """Return shuffled rows of three prompts: one prompt of one token, completions of one token and of full width."""
     generator = torch.Generator().manual_seed(0)
     P, T, n = max(widths), max(lengths), len(lengths) // len(widths)
     prompts = torch.randint(3, 40, (len(widths), P), generator=generator).repeat_interleave(n, dim=0)
@@ -51,7 +51,7 @@ def batch(widths=(9, 1, 5), lengths=(7, 1, 3, 2, 7, 7, 1, 1, 4, 5, 6, 2)):
 
 
 def results(policy, rows):
-    """Log-probs, and the gradient of these and of the entropy."""
+    """Return log-probs, and the gradient of these and the entropy."""
     logprobs, entropy = policy(rows, entropy_grad=True)
     weights = torch.randn(logprobs.shape, generator=torch.Generator().manual_seed(1))
     return logprobs.detach(), torch.cat([x.flatten() for x in backward(policy, logprobs + 0.1 * entropy, weights)])
@@ -59,7 +59,7 @@ def results(policy, rows):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in WRONG])
-def test_log_probs_and_gradient_are_those_of_plain_passes(name, checkpointing, groups_of_heads):
+def test_log_probs_and_gradient_are_those_of_plain_forwards(name, checkpointing, groups_of_heads):
     policy, rows = random_policy(name), batch()
     expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
     if checkpointing:
@@ -72,7 +72,7 @@ def test_log_probs_and_gradient_are_those_of_plain_passes(name, checkpointing, g
 
 
 def test_under_autocast_attention_gets_what_its_kernel_takes(monkeypatch):
-    """The kernel of a GPU takes 16 bits alone; rotary positions leave float32."""
+    """The GPU kernel takes only 16-bit types, and rotary embeddings return float32."""
     policy, dtypes = random_policy("qwen2"), set()
 
     def watched(*inputs, **options):
@@ -86,14 +86,14 @@ def test_under_autocast_attention_gets_what_its_kernel_takes(monkeypatch):
     assert dtypes == {torch.bfloat16}
 
 
-def test_all_tokens_lie_in_one_pass_and_each_prompt_once(monkeypatch):
+def test_one_forward_has_all_tokens_and_each_prompt_once(monkeypatch):
     policy, rows, passes = random_policy("qwen2"), batch(), []
     forward = policy.lm.base_model.forward
     monkeypatch.setattr(policy.lm.base_model, "forward", lambda **x: passes.append(x) or forward(**x))
     pack(policy)
     policy(rows)
     (only,) = passes
-    tokens = 9 + 1 + 5 + int(rows["completion_mask"].sum()) - 12  # the last one of each completion predicts nothing
+    tokens = 9 + 1 + 5 + int(rows["completion_mask"].sum()) - 12  # the last token of a completion predicts nothing
     assert only["input_ids"].shape == (1, tokens)
     queries = only["packed"].query_ends.diff().tolist()
     assert queries[:3] == [rows["prompt_mask"][i].sum() for i in firsts(rows)]
@@ -105,7 +105,7 @@ def firsts(rows):
     return [index.index(i) for i in dict.fromkeys(index)]
 
 
-def test_rows_of_which_none_is_known_to_share_a_prompt_are_packed_too():
+def test_rows_without_a_prompt_index_are_packed_too():
     policy, rows = random_policy("qwen2"), batch()
     del rows["prompt_index"]
     expected, gradient = results(policy, rows)
@@ -115,12 +115,12 @@ def test_rows_of_which_none_is_known_to_share_a_prompt_are_packed_too():
     assert float((other - gradient).norm() / gradient.norm()) < 1e-5
 
 
-def test_pairs_with_packed_passes_have_the_log_probs_of_plain_ones():
-    """Of dpo.py: first the chosen completions, then the rejected ones, of the same prompts."""
+def test_packed_pairs_have_the_log_probs_of_plain_forwards():
+    """In dpo.py: the chosen completions, then the rejected ones of the same prompts."""
     policy = random_policy("qwen2")
     pairs = [Pair([5, 6, 7], [8, 9, 2], [10, 2]), Pair([11], [12, 2], [13, 14, 15, 2]), Pair([5, 6], [2], [3, 2])]
     args = script("dpo").Args(micro_batch_size=8)
-    ((_, rows),) = pair_batches(pairs, args, torch.device("cpu"))
+    (rows,) = pair_batches(pairs, args, torch.device("cpu"))
     expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
     pack(policy)
     found, other = results(policy, rows)
@@ -129,14 +129,14 @@ def test_pairs_with_packed_passes_have_the_log_probs_of_plain_ones():
 
 
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gpt2"])
-def test_the_trial_at_the_start_accepts_what_is_exact(name):
+def test_the_check_at_the_start_accepts_what_is_exact(name):
     lm = random_lm(name)
-    assert exact.is_exact(lm, packing.packed_states)
+    assert exact.is_exact(lm, packing.packed_token_states)
     assert packing_is_exact(lm.bfloat16())
 
 
 def test_float32_is_never_packed():
-    """The kernel of a GPU takes 16 bits alone; under autocast it gets them."""
+    """The GPU kernel takes only 16-bit types, which autocast gives it."""
     lm = random_lm("qwen2")
     assert not packing_is_exact(lm)
     with torch.autocast("cpu", torch.bfloat16):
@@ -144,39 +144,38 @@ def test_float32_is_never_packed():
 
 
 def test_a_hybrid_is_never_packed(monkeypatch):
-    """Its states would run on from one completion into the next: in Falcon-H1 by less than the trial sees."""
+    """Its state would run on from one completion into the next, in Falcon-H1 by less than the check detects."""
     lm = random_lm("falcon_h1").bfloat16()
     asked = []
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     monkeypatch.setattr(shortcuts, "has_last_head", lambda lm: True)
-    monkeypatch.setattr(shortcuts, "fuse_norms", lambda *inputs: 0)
-    monkeypatch.setattr(shortcuts, "tried", lambda check, lm: bool(asked.append(check.__name__)))
+    monkeypatch.setattr(shortcuts, "try_check", lambda check, lm: bool(asked.append(check.__name__)))
     assert not shortcuts.find_shortcuts(lm, True).packs and asked == ["has_plain_cache"]
 
 
 @pytest.mark.parametrize("name", [*WRONG, "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_trial_at_the_start_refuses_what_is_not(dtype, name):
+def test_the_check_at_the_start_refuses_what_is_not(dtype, name):
     lm = random_lm(name).to(dtype)
-    if name == "gemma2":  # a soft cap, for which transformers asks for eager attention
+    if name == "gemma2":  # its soft cap needs eager attention
         lm.set_attn_implementation("eager")
 
     def is_exact(lm):
-        return exact.is_exact(lm, packing.packed_states)
+        return exact.is_exact(lm, packing.packed_token_states)
 
-    assert not shortcuts.tried(is_exact, lm)
+    assert not shortcuts.try_check(is_exact, lm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_trial_refuses_a_completion_that_sees_another_prompt(dtype, monkeypatch):
-    """Keys one place off: those of the neighbour in the row."""
-    lm, original = random_lm("qwen2").to(dtype), packing.Layout
-    monkeypatch.setattr(packing, "Layout", lambda keys, **rest: original(keys.roll(1), **rest))
-    assert not exact.is_exact(lm, packing.packed_states)
+def test_the_check_refuses_a_completion_that_sees_another_prompt(dtype, monkeypatch):
+    """Each key index is off by one."""
+    lm, original = random_lm("qwen2").to(dtype), packing.PackedLayout
+    monkeypatch.setattr(packing, "PackedLayout", lambda keys, **rest: original(keys.roll(1), **rest))
+    assert not exact.is_exact(lm, packing.packed_token_states)
 
 
-def test_a_layer_does_not_ask_for_the_signature_of_a_function(monkeypatch):
-    """It took a quarter of a millisecond, in each layer of each pass."""
+def test_no_layer_inspects_a_signature(monkeypatch):
+    """That took a quarter of a millisecond in each layer of each forward."""
     policy = random_policy("qwen2")
     pack(policy)
     monkeypatch.setattr("inspect.signature", lambda function: pytest.fail("asked for"))

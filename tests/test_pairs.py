@@ -1,9 +1,11 @@
-"""common/pairs.py: every format of preference pairs, their end tokens, evaluation data, bad rows."""
+"""harness/pairs.py: every format of preference pairs, their end tokens, evaluation data, bad rows."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from harness.errors import InputError
-from harness.pairs import load_pairs
+from harness.pairs import Pair, load_pairs, pair_batches, spread_pairs
 from rows import GEMMA, PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, pairs_from, say, write
 
 HUMAN = "\n\nHuman: 2+2?\n\nAssistant:"
@@ -82,7 +84,7 @@ def test_what_was_dropped_is_said(tmp_path, capsys):
     pairs = pairs_of(tmp_path, rows, max_length=9)
     assert [texts_of(pair)[0] for pair in pairs] == ["e", "abc"]
     told = capsys.readouterr().out
-    assert "2 with equal or empty completions dropped, 1 longer than --max_length 9 dropped" in told
+    assert "2 with equal or empty completions dropped, 1 longer than --max_length dropped" in told
     with pytest.raises(InputError, match="0 pairs"):
         pairs_of(tmp_path, rows[1:3])
 
@@ -92,8 +94,8 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
     path = write(tmp_path / "rows.jsonl", numbered_pairs(300, prompts=100))
     train, evaluation = load_pairs(make_args(path), PLAIN)
     sides = [{tuple(pair.prompt) for pair in side} for side in (train, evaluation)]
-    assert not sides[0] & sides[1] and (len(sides[0]), len(sides[1])) == (95, 5)
-    assert (len(train), len(evaluation)) == (285, 15)
+    assert not sides[0] & sides[1] and (len(sides[0]), len(sides[1])) == (68, 32)
+    assert (len(train), len(evaluation)) == (204, 96)
     assert load_pairs(make_args(path), PLAIN)[1] == evaluation
     assert load_pairs(make_args(path, seed=2), PLAIN)[1] != evaluation
     few = load_pairs(make_args(path, eval_prompts=4), PLAIN)
@@ -103,23 +105,32 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
 @pytest.mark.parametrize(
     "row, says",
     [
-        ({"prompt": "a", "chosen": "b"}, "'rejected' in ['prompt', 'chosen']"),
-        ({"prompt": "a", "chosen": "b", "rejected": None}, "rejected is neither text nor"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, "rejected is neither text nor"),
-        ({"prompt": "a", "chosen": [], "rejected": []}, "chosen is neither text nor"),
-        ({"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]}, "message 1 of chosen"),
+        ({"prompt": "a", "chosen": "b"}, "no columns chosen and rejected in ['prompt', 'chosen']"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "column rejected: expected text or a list of messages"),
+        ({"prompt": "a", "chosen": "b", "rejected": 3}, "column rejected: expected text or a list of messages"),
+        ({"prompt": "a", "chosen": [], "rejected": []}, "column chosen: expected text or a list of messages"),
+        (
+            {"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]},
+            "column chosen: expected messages with 'role'",
+        ),
         ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
-        ({"prompt": 3, "chosen": "b", "rejected": "c"}, "neither text nor a list"),
+        ({"prompt": 3, "chosen": "b", "rejected": "c"}, "column prompt: expected text or a list of messages"),
         (
             {"prompt": USER, "chosen": [say("b"), *USER, say("c")], "rejected": [say("c")]},
-            "one answer of the assistant each",
+            "expected one assistant turn after the common prompt, found assistant, user, assistant",
         ),
-        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "one answer of the assistant each"),
+        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "after the common prompt, found user"),
+        # both answer twice, and differ in the first answer
+        (
+            {"chosen": [*USER, say("b"), *USER, say("d")], "rejected": [*USER, say("c"), *USER, say("d")]},
+            "after the common prompt, found assistant, user, assistant",
+        ),
+        ({"chosen": USER, "rejected": [*USER, say("b")]}, "after the common prompt, found no turn"),
         # of two dialogues one answers another prompt
         (
             {"prompt": USER, "chosen": [*USER, say("b")], "rejected": [{"role": "user", "content": "3+3?"}, say("c")]},
-            "one answer of the assistant each",
+            "after the common prompt, found user, assistant",
         ),
     ],
 )
@@ -131,5 +142,37 @@ def test_a_bad_pair_is_named(tmp_path, no_datasets, row, says):
 
 
 def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="'ask'; there are"):
+    with pytest.raises(InputError, match="no column ask in .*: set --prompt_column"):
         pairs_of(tmp_path, numbered_pairs(2), prompt_column="ask")
+
+
+# --- batches ---
+
+
+def pairs_of_lengths(*lengths):
+    return [Pair([5] * length, [6, 1], [7, 1], -float(length), -1.0) for length in lengths]
+
+
+def test_pair_batches_keep_the_order_of_the_pairs():
+    args = SimpleNamespace(micro_batch_size=5)  # two pairs a forward
+    one, two = pair_batches(pairs_of_lengths(3, 1, 2), args, "cpu")
+    assert one["prompt_mask"].sum(dim=1).tolist() == [3, 1, 3, 1] and len(two["prompts"]) == 2
+    assert one["ref_logprobs"].tolist() == [-3, -1, -1, -1]
+    assert [row[0] for row in one["completions"].tolist()] == [6, 6, 7, 7]
+
+
+@pytest.mark.parametrize("count, processes", [(5, 1), (5, 2), (1, 4)])
+def test_the_processes_share_the_pairs_by_length(count, processes):
+    """Each pair counts once, each process makes equally many forwards, and a batch has similar lengths."""
+    pairs = pairs_of_lengths(*[4, 2, 5, 1, 3][:count])
+    seen, forwards = [], set()
+    for rank in range(processes):
+        accelerator = SimpleNamespace(device="cpu", process_index=rank, num_processes=processes)
+        batches = list(spread_pairs(accelerator, pairs, SimpleNamespace(micro_batch_size=4)))
+        forwards.add(len(batches))
+        for indices, is_real, batch in batches:
+            lengths = batch["prompt_mask"].sum(dim=1)[: len(indices)]
+            assert lengths.tolist() == [len(pairs[i].prompt) for i in indices]
+            assert lengths[is_real].tolist() == sorted(lengths[is_real].tolist())
+            seen += indices[is_real].tolist()
+    assert sorted(seen) == list(range(count)) and len(forwards) == 1

@@ -1,4 +1,4 @@
-"""How fast/graphs.py records a token, on a pretended card: what it asks of torch, and leaves behind."""
+"""How fast/graphs.py records a token on a fake GPU: its calls of torch, and what it leaves behind."""
 
 import contextlib
 import types
@@ -10,11 +10,11 @@ from torch.torch_version import TorchVersion
 from transformers import DynamicCache
 
 import fast.graphs
-from fast.graphs import FEWEST, OneTokenByGraph
+from fast.graphs import MIN_TOKENS, GraphDecodeStep
 
 
 class Pool:
-    """`torch.cuda.MemPool`: its deletion ends the process if a recording is thought to go on."""
+    """`torch.cuda.MemPool`: deleting it while torch believes that a recording runs aborts the process."""
 
     id = (0, 7)
 
@@ -30,7 +30,7 @@ class Pool:
 
 
 class Graph:
-    """`torch.cuda.CUDAGraph` of the version that is pretended."""
+    """`torch.cuda.CUDAGraph` of the torch version that is faked."""
 
     def __init__(self):
         self.ended = self.used = False
@@ -61,14 +61,14 @@ class Graph:
 
 
 class Card:
-    """What the card and torch's allocator know."""
+    """The state of the fake GPU and of torch's allocator."""
 
     begun, replays, uses, recording, spoilt, freed, mode = 0, 0, 0, False, False, False, 0
     modes: ClassVar = {"default": 0, "warn": 1, "error": 2}
 
     @classmethod
     def wait(cls):
-        """What `.item()` does."""
+        """Do what `.item()` does."""
         if cls.mode == 2:
             raise RuntimeError("called a synchronizing CUDA operation")
         if cls.recording:
@@ -115,19 +115,19 @@ def card(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_releasePool", Card.release, raising=False)
     monkeypatch.setattr(fast.graphs, "recording_stream", lambda: stream)
     yield Card
-    assert Card.mode == 1 and drawn[-1] is state  # what they were before
+    assert Card.mode == 1 and drawn[-1] is state  # as before
 
 
 def rollout(forward):
-    """A `OneTokenByGraph` on the pretended card."""
+    """Return a `GraphDecodeStep` on the fake GPU."""
     cache = DynamicCache()
     cache.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)
-    places = torch.full((2, 1), 3)
-    return OneTokenByGraph(forward, cache, torch.ones(2, 3).long(), places, 1, 4 * FEWEST, None)
+    mask, position_ids = torch.ones(2, 3).long(), torch.full((2, 1), 3)
+    return GraphDecodeStep(forward, cache, mask, position_ids, 1, 4 * MIN_TOKENS, None)
 
 
 def sampled(token):
-    """One more token, which is to be recorded; then all is freed."""
+    """Record one more token, replay it if that worked, and free everything."""
     logits = token.run_and_record()
     recorded = token.logits is not None
     if recorded:
@@ -140,11 +140,11 @@ def test_a_recorded_token_is_replayed_and_its_memory_goes_with_the_rollout(card,
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("all of the allocator's memory went"))
     assert sampled(rollout(lambda **inputs: "logits")) == ("logits", True)
     assert (card.begun, card.replays) == (1, 1) and card.freed
-    assert not OneTokenByGraph.problem
+    assert not GraphDecodeStep.failure
 
 
 def test_a_forward_that_waits_is_never_recorded(card):
-    """A recording that breaks off there is what leaves the allocator in disorder."""
+    """A recording that fails there would leave the allocator in a broken state."""
     with pytest.raises(RuntimeError, match="synchronizing"):
         sampled(rollout(lambda **inputs: card.wait()))
     assert card.begun == 0
@@ -152,7 +152,7 @@ def test_a_forward_that_waits_is_never_recorded(card):
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0", "2.14.0"])
 def test_after_a_failed_recording_the_allocator_is_as_before(version, card, monkeypatch, caplog):
-    """With torch 2.11 and 2.12 it thought for ever that a graph was being recorded, and freed nothing any more."""
+    """In torch 2.11 and 2.12 it would believe that a recording never ended, and free nothing anymore."""
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
 
     def fails(**inputs):
@@ -163,8 +163,8 @@ def test_after_a_failed_recording_the_allocator_is_as_before(version, card, monk
 
     assert sampled(rollout(fails)) == ("logits", False)
     assert card.begun == 1 and not card.recording and card.freed
-    assert "not permitted when stream is capturing" in OneTokenByGraph.problem
-    assert caplog.text.count("a rollout without CUDA graphs") == 1
+    assert "not permitted when stream is capturing" in GraphDecodeStep.failure
+    assert caplog.text.count("this rollout uses no CUDA graphs") == 1
 
 
 def test_memory_that_is_short_ends_the_graphs_of_that_rollout_alone(card):
@@ -175,6 +175,6 @@ def test_memory_that_is_short_ends_the_graphs_of_that_rollout_alone(card):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return "logits"
 
-    assert not sampled(rollout(forward))[1] and OneTokenByGraph.problem
+    assert not sampled(rollout(forward))[1] and GraphDecodeStep.failure
     short.pop(0)
-    assert sampled(rollout(forward))[1] and not OneTokenByGraph.problem
+    assert sampled(rollout(forward))[1] and not GraphDecodeStep.failure

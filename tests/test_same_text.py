@@ -1,4 +1,4 @@
-"""The scripts share one text where they may, and what tools/same_text.py says and writes where they do not."""
+"""tools/same_text.py: the scripts share what they may, and what differs is named or copied."""
 
 import pytest
 
@@ -58,17 +58,17 @@ def test_the_scripts_share_one_text():
 @pytest.mark.parametrize(
     "script, old, new, sentence",
     [
-        ("third.py", "loss of each", "loss of a", "policy_loss has another text in third.py than in grpo.py: "),
-        ("third.py", "# Above a", "# Over a", "policy_loss has another text in third.py than in grpo.py: "),
-        ("third.py", "@functools.cache\n", "", "compute_advantages has another text in third.py than in grpo.py: "),
-        ("copy.py", "run = ", "ran = ", "main has another text in copy.py than in grpo.py: "),
-        ("copy.py", 'Run("copy")', 'Run("grpo")', "main has another text in copy.py than in grpo.py: "),
-        ("copy.py", "    ratio = ratio**2\n", "", "policy_loss of copy.py is that of grpo.py: take it out of"),
+        ("third.py", "loss of each", "loss of a", "policy_loss differs between third.py and grpo.py: "),
+        ("third.py", "# Above a", "# Over a", "policy_loss differs between third.py and grpo.py: "),
+        ("third.py", "@functools.cache\n", "", "compute_advantages differs between third.py and grpo.py: "),
+        ("copy.py", "run = ", "ran = ", "main differs between copy.py and grpo.py: "),
+        ("copy.py", 'Run("copy")', 'Run("grpo")', "main differs between copy.py and grpo.py: "),
+        ("copy.py", "    ratio = ratio**2\n", "", "policy_loss of copy.py equals that of grpo.py: take it out of"),
         ("copy.py", "def policy_loss", "def loss", "copy.py has no policy_loss: take it out of DIFFERS"),
-        ("third.py", "group_size: int", "group_size: float", "third.py: the options that grpo.py has too"),
+        ("third.py", "group_size: int", "group_size: float", "third.py: give the options that grpo.py has too"),
     ],
 )
-def test_what_drifted_is_said_in_a_sentence(small, script, old, new, sentence):
+def test_what_drifted_is_named(small, script, old, new, sentence):
     assert same_text.problems(SOURCES) == []
     (found,) = same_text.problems(changed(script, old, new))
     assert found.startswith(sentence)
@@ -81,7 +81,7 @@ def test_two_scripts_that_differ_from_the_others_may_have_to_be_equal(small, mon
     assert same_text.problems(SOURCES | {"other.py": other}) == []
     sources = SOURCES | {"other.py": other.replace("ratio**2", "ratio**3")}
     (found,) = same_text.problems(sources)
-    assert found.startswith("policy_loss has another text in other.py than in copy.py: ")
+    assert found.startswith("policy_loss differs between other.py and copy.py: ")
     assert same_text.fixed("copy.py", sources) == {"other.py": other}
 
 

@@ -1,13 +1,13 @@
-"""fast/shared_prompts.py: a prompt computed once for its rows gives the plain log-probs and gradients.
+"""fast/shared_prompts.py: prompts computed once give the plain log-probs and gradients.
 
-Over two dozen architectures that is asked in test_architectures.py.
+test_architectures.py asks the same of two dozen architectures.
 """
 
 import pytest
 import torch
 
 import fast.shared_prompts
-from fast.shared_prompts import most_padding, runs_of_similar_length
+from fast.shared_prompts import buckets_by_length, padding_budget
 from fast.shortcuts import find_shortcuts
 from small_models import backward, random_batch, random_lm, random_policy
 from testbed import largest_difference
@@ -16,7 +16,7 @@ from testbed import largest_difference
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "mistral", "gemma3_text"])
 @pytest.mark.parametrize("padded", [True, False])
 def test_long_prompts_of_rows_in_any_order(name, padded):
-    """Windows shorter than a prompt (Mistral, Gemma 3): a mask that replaces the window is silently wrong."""
+    """With a sliding window shorter than a prompt (Mistral, Gemma 3), a mask that replaces it is silently wrong."""
     policy = random_policy(name, scale=2.0).double()
     assert policy.shares_prompts
     generator = torch.Generator().manual_seed(0)
@@ -37,8 +37,8 @@ def shares_prompts(lm):
     return find_shortcuts(lm, True).shares_prompts
 
 
-def test_the_trial_at_the_start_has_a_padded_prompt(monkeypatch):
-    """Positions that count the padding are wrong for nothing else."""
+def test_the_check_at_the_start_has_a_padded_prompt(monkeypatch):
+    """Without padding, positions that count it would be right."""
     lm = random_lm("gpt2")
     assert shares_prompts(lm)
     count_all = lambda mask: torch.ones_like(mask).long().cumsum(dim=1) - 1  # noqa: E731
@@ -47,7 +47,7 @@ def test_the_trial_at_the_start_has_a_padded_prompt(monkeypatch):
 
 
 def test_a_gradient_that_is_cut_off_refuses_shared_prompts(monkeypatch):
-    """Log-probs are equal then, and the prompt's keys and values learn nothing from the completions."""
+    """The log-probs are equal, but the prompts' keys and values get no gradient from the completions."""
     lm, select = random_lm("qwen2"), fast.shared_prompts.select_cache
 
     def detached(cache, rows):
@@ -63,15 +63,15 @@ def test_a_gradient_that_is_cut_off_refuses_shared_prompts(monkeypatch):
 
 
 @pytest.mark.parametrize("padding", [0, 10, 300, 1e9])
-def test_runs_of_similar_length_hold_every_row_and_waste_little(padding):
+def test_buckets_hold_every_row_and_waste_little(padding):
     generator = torch.Generator().manual_seed(0)
     lengths = (1 + torch.empty(128).exponential_(1 / 35, generator=generator)).int().tolist()
-    runs = runs_of_similar_length(lengths, padding)
-    assert sorted(row for run in runs for row in run) == list(range(128))
-    wasted = [sum(max(lengths[row] for row in run) - lengths[row] for row in run) for run in runs]
+    buckets = buckets_by_length(lengths, padding)
+    assert sorted(row for bucket in buckets for row in bucket) == list(range(128))
+    wasted = [sum(max(lengths[row] for row in bucket) - lengths[row] for row in bucket) for bucket in buckets]
     assert max(wasted) <= padding
-    longest = [max(lengths[row] for row in run) for run in runs]
-    assert longest == sorted(longest) and (padding < 1e9) == (len(runs) > 1)
+    longest = [max(lengths[row] for row in bucket) for bucket in buckets]
+    assert longest == sorted(longest) and (padding < 1e9) == (len(buckets) > 1)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_runs_of_similar_length_hold_every_row_and_waste_little(padding):
         ("cuda", 7e10, 32),
     ],
 )
-def test_a_further_pass_is_worth_some_padding_however_large_the_model(device, weights, tokens):
-    """With every distinct length in a pass of its own an update of a model of 134M weights took a third longer."""
+def test_one_more_forward_is_worth_some_padding_however_large_the_model(device, weights, tokens):
+    """With a forward for every length, an update of a model of 134M weights took a third longer."""
 
     class Model:
         def __init__(self):
@@ -95,12 +95,12 @@ def test_a_further_pass_is_worth_some_padding_however_large_the_model(device, we
         def parameters(self):
             return [torch.empty(int(weights), device="meta")]
 
-    assert most_padding(Model()) == pytest.approx(tokens, rel=1e-3)
+    assert padding_budget(Model()) == pytest.approx(tokens, rel=1e-3)
 
 
-def test_completions_of_like_length_share_a_pass(monkeypatch):
+def test_completions_of_similar_length_share_a_forward(monkeypatch):
     policy, passes = random_policy("qwen2"), []
-    monkeypatch.setattr(fast.shared_prompts, "most_padding", lambda lm: 3)
+    monkeypatch.setattr(fast.shared_prompts, "padding_budget", lambda lm: 3)
     policy.lm.model.register_forward_pre_hook(
         lambda module, inputs, named: passes.append(tuple(named["input_ids"].shape)), with_kwargs=True
     )

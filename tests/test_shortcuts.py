@@ -1,4 +1,4 @@
-"""fast/shortcuts.py, the door of fast/: what is tried at the start, what processes agree on, and a run without."""
+"""fast/shortcuts.py: runs without fast/, the checks at the start, and what processes agree on."""
 
 import contextlib
 import re
@@ -7,14 +7,18 @@ import types
 
 import pytest
 import torch
+import torch.nn.utils.parametrize
+import torch.nn.utils.prune
 from accelerate import Accelerator
 
 import copied
 import grpo
+from common import masked
+from common.batches import left_pad
+from common.sampling import sampling_config
 from fast import shortcuts
-from fast.exact import CACHE, is_in_float32
-from fast.norms import norms
-from fast.shortcuts import Shortcuts, find_shortcuts, fuse_norms, packing_is_exact_on
+from fast.exact import CACHE, computes_in_float32, is_plain_linear
+from fast.shortcuts import Shortcuts, find_shortcuts, packing_is_exact_on
 from processes import run_processes
 from small_models import random_lm, random_policy
 from testbed import (
@@ -37,8 +41,8 @@ QUICK = "--max_steps 2 --prompts_per_step 4 --group_size 4 --eval_prompts 2 --ev
 
 def test_without_the_folder_a_run_is_that_of_fast_false(tmp_path):
     shutil.copy(ROOT / "grpo.py", tmp_path)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "common", tmp_path / "common", ignore=ignored)
+    for folder in ("common", "harness"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     result = run_processes("tests/helpers/copied.py", "run", tmp_path, "grpo.py", "2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     options = copied.sizes(grpo.Args.__dataclass_fields__)
@@ -49,7 +53,7 @@ def test_without_the_folder_a_run_is_that_of_fast_false(tmp_path):
 
 
 def test_the_folder_is_imported_in_one_place():
-    files = [*ROOT.glob("*.py"), *ROOT.glob("common/*.py")]
+    files = [*ROOT.glob("*.py"), *ROOT.glob("common/*.py"), *ROOT.glob("harness/*.py")]
     pattern = re.compile(r"^\s*(?:from|import) fast\b", re.MULTILINE)
     found = {path.name: len(pattern.findall(path.read_text(encoding="utf-8"))) for path in files}
     assert {name: count for name, count in found.items() if count} == {"loading.py": 1}
@@ -57,7 +61,7 @@ def test_the_folder_is_imported_in_one_place():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_update_is_that_of_the_plain_way(name):
-    """Several micro-batches that cut groups, several minibatches, and in ppo.py the critic."""
+    """With micro-batches that split groups, several minibatches, and the critic of ppo.py."""
     found = []
     for is_fast in (True, False):
         module, args, tokenizer, policy = embedded(
@@ -73,7 +77,7 @@ def test_an_update_is_that_of_the_plain_way(name):
 
 
 def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):
-    """On given pairs, which nothing samples; the evaluation decodes greedily."""
+    """On given pairs, so that no step samples; the evaluation decodes greedily."""
     sizes = (
         "--max_steps 3 --pairs_per_step 8 --eval_prompts 8 --eval_samples 1 --eval_temperature 0 --eval_every 0".split()
     )
@@ -83,35 +87,35 @@ def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):
         script("dpo").main([*options, *sizes, "--output_dir", str(tmp_path / is_fast)])
         rows.append(metric_rows(tmp_path / is_fast))
     assert len(rows[0]) > 3
-    del rows[0][1]["rewards/accuracy"], rows[1][1]["rewards/accuracy"]  # at a margin of 0 rounding decides
+    del rows[0][1]["rewards/accuracy"], rows[1][1]["rewards/accuracy"]  # the margins are 0, so rounding decides
     for fast, plain in zip(*rows, strict=True):
         assert fast == pytest.approx(plain, rel=1e-4, abs=1e-5)
 
 
-# --- what is tried ---
+# --- the checks at the start ---
 
 
-def test_prompts_are_not_shared_unless_they_may_be():
+def test_prompts_are_shared_only_if_allowed():
     lm = random_lm("qwen2")
     found = find_shortcuts(lm, False)
     assert found.plain_cache and not found.shares_prompts
-    assert found.notes() == "updates compute a prompt again for each completion"
-    assert find_shortcuts(lm, True).notes() == ""
+    assert found.summary() == "updates compute the prompt again for each completion"
+    assert find_shortcuts(lm, True).summary() == ""
 
 
 def test_a_hybrid_is_sampled_by_stock_generate_and_says_so():
     found = find_shortcuts(random_lm("mamba2"), True)
-    assert found.generate_options(3) == {"num_return_sequences": 3}
-    assert found.notes() == "stock `generate` samples: this model's cache holds more than keys and values"
+    assert found.generate_kwargs(3) == {"num_return_sequences": 3}
+    assert found.summary() == "stock `generate` samples: the cache holds more than keys and values"
 
 
-def test_the_notes_of_a_gpu_tell_which_of_its_shortcuts_are_on():
-    found = Shortcuts(True, True, True, packs=False, graphs=True, fused_norms=5, on_gpu=True)
-    line = "CUDA graphs for sampled tokens: True; passes without padding, in bfloat16: False; fused norms: 5"
-    assert found.notes() == line
+def test_on_a_gpu_the_summary_says_which_shortcuts_are_on():
+    found = Shortcuts(True, True, True, packs=False, graphs=True, on_gpu=True)
+    line = "CUDA graphs for sampled tokens: True; forwards without padding (bfloat16 only): False"
+    assert found.summary() == line
 
 
-def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch, caplog):
+def test_a_check_that_raises_is_a_no_with_a_warning(monkeypatch, caplog):
     lm = random_lm("qwen2")
     plain = lm.model.forward
 
@@ -127,7 +131,7 @@ def test_a_check_that_the_model_cannot_be_run_on_says_no(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
-def test_short_memory_and_a_broken_device_are_no_property_of_the_model(error, monkeypatch):
+def test_out_of_memory_and_device_errors_end_the_run(error, monkeypatch):
     def fails(lm):
         raise error("CUDA error")
 
@@ -137,7 +141,7 @@ def test_short_memory_and_a_broken_device_are_no_property_of_the_model(error, mo
 
 
 def test_a_row_of_zeros_in_the_embedding_does_not_refuse_shared_prompts():
-    """A fresh Qwen2 has one for padding: its gradient goes through RMSNorms, and may be NaN."""
+    """A fresh Qwen2 has one for padding, whose gradient through an RMSNorm may be NaN."""
     lm = random_lm("qwen2")
     assert not lm.get_input_embeddings().weight[0].any()
     assert find_shortcuts(lm, True).shares_prompts
@@ -151,48 +155,146 @@ def test_rounding_in_bfloat16_is_no_reason_not_to_share_prompts():
 
 
 def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatch):
-    """Norms were compared in float32, and their bits were others in bfloat16."""
+    """A check in float32 says nothing about bfloat16."""
     lm, seen = random_lm("qwen2"), {}
 
     def look(check, lm):
         seen[check.__name__] = torch.is_autocast_enabled("cpu")
-        return [] if check.__name__ == "fusable" else True
+        return True
 
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
     monkeypatch.setattr(shortcuts, "has_last_head", lambda lm: True)
-    monkeypatch.setattr(shortcuts, "tried", look)
+    monkeypatch.setattr(shortcuts, "try_check", look)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     found = find_shortcuts(lm, True, accelerator)
     inside = [name for name, autocast in seen.items() if autocast]
-    assert inside == ["fusable", "packing_is_exact", "graphs_are_exact"]
+    assert inside == ["packing_is_exact", "graphs_are_exact"]
     assert found.packs and found.graphs
 
 
 def test_under_autocast_a_model_in_float32_rounds_as_bfloat16_does():
     lm = random_lm("qwen2")
-    assert is_in_float32(lm)
+    assert computes_in_float32(lm)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not is_in_float32(lm)
-    assert not is_in_float32(lm.bfloat16())
+        assert not computes_in_float32(lm)
+    assert not computes_in_float32(lm.bfloat16())
 
 
-def test_packed_passes_count_as_shared_prompts():
-    """The batch then says which rows share one; under gradient checkpointing nothing else would ask for it."""
+def test_packed_forwards_count_as_shared_prompts():
+    """So the batch has a prompt_index, also under gradient checkpointing."""
     policy = random_policy("qwen2")
     asked = []
-    policy.fast = Shortcuts(True, True, True, packs=True, graphs=False, fused_norms=0, on_gpu=True)
+    policy.fast = Shortcuts(True, True, True, packs=True, graphs=False, on_gpu=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shortcuts, "packed_states", lambda lm, batch: asked.append(batch))
-        policy.states({"prompt_index": 1})
-        policy.states({})
+        patch.setattr(shortcuts, "packed_token_states", lambda lm, batch: asked.append(batch))
+        policy.token_states({"prompt_index": 1})
+        policy.token_states({})
     assert asked == [{"prompt_index": 1}, {}]
+
+
+# --- modules that are not plain ---
+
+
+class Scale(torch.nn.Module):
+    def forward(self, weight):
+        return 1.5 * weight
+
+
+def hook(module):
+    module.register_forward_hook(lambda module, inputs, output: 1.5 * output)
+
+
+def pre_hook(module):
+    module.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+
+
+def replaced_forward(module):
+    """As Accelerate's hooks do."""
+    forward = module.forward
+    module.forward = lambda x: 1.5 * forward(x)
+
+
+def subclass(module):
+    """As quantized layers are."""
+    plain = type(module)
+    module.__class__ = type("Scaled", (plain,), {"forward": lambda self, x: 1.5 * plain.forward(self, x)})
+
+
+def parametrization(module):
+    torch.nn.utils.parametrize.register_parametrization(module, "weight", Scale())
+
+
+class Quantized(torch.Tensor):
+    """A weight that only `linear` knows how to read."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is not torch.nn.functional.linear:
+            return super().__torch_function__(function, types, args, kwargs)
+        return 1.5 * function(args[0], args[1].as_subclass(torch.Tensor), *args[2:])
+
+
+def quantization(module):
+    module.weight = torch.nn.Parameter(module.weight.detach().as_subclass(Quantized), requires_grad=False)
+
+
+def pruning(module):
+    """A pre-hook computes the weight before each forward."""
+    mask = torch.rand(module.weight.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    torch.nn.utils.prune.custom_from_mask(module, "weight", mask)
+    module.weight_orig.data.mul_(1.5)
+
+
+def lora(module):
+    """Return the module with an adapter that is not zero."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["0"], init_lora_weights=False, lora_alpha=64)
+    return peft.inject_adapter_in_model(config, torch.nn.Sequential(module))[0]
+
+
+HEAD, EMBEDDING, NORM, KEYS = "lm_head", "model.embed_tokens", "model.norm", "model.layers.0.self_attn.k_proj"
+CASES = [(change, place) for change in (hook, replaced_forward, subclass) for place in (HEAD, EMBEDDING, NORM, KEYS)]
+CASES += [(change, place) for change in (parametrization, pruning) for place in (HEAD, EMBEDDING, NORM, KEYS)]
+CASES += [(pre_hook, place) for place in (HEAD, NORM, KEYS)] + [(quantization, place) for place in (HEAD, KEYS)]
+CASES += [(lora, place) for place in (HEAD, EMBEDDING, KEYS)]
+
+
+@pytest.mark.parametrize("change, place", CASES, ids=lambda x: getattr(x, "__name__", x))
+@torch.no_grad()
+def test_no_shortcut_bypasses_a_module_that_does_more_than_its_weight(change, place):
+    """With LoRA on the head, `head.weight` was the base's, and samples never saw the adapter."""
+    policy = random_policy("llama", tie_word_embeddings=False)
+    ids, mask = left_pad([[5, 6, 7, 8, 9], [11, 12]], 0, torch.device("cpu"))
+    before = policy.lm(ids).logits
+    policy.lm.set_submodule(place, change(policy.lm.get_submodule(place)) or policy.lm.get_submodule(place))
+    assert policy.fast.plain_cache and policy.shares_prompts and policy.head_is_last
+    config = sampling_config(policy, 1.0, 1.0, 12)
+    output = policy.lm.generate(ids, attention_mask=mask.long(), generation_config=config, **policy.generate_kwargs(3))
+    completions = output.sequences[:, 5:]
+    prompt_mask = mask.repeat_interleave(3, dim=0)
+    completion_mask, _ = masked.completion_mask(completions, policy.stop_tokens)
+    assert (policy.lm(ids).logits - before).abs().max() > 0.01  # not earlier: hooks would refresh a pruned weight
+    rows = torch.cat([prompt_mask, completion_mask], dim=1)
+    logits = policy.lm(output.sequences, attention_mask=rows.long(), position_ids=masked.positions(rows)).logits
+    logprobs = logits[:, 4:-1].log_softmax(-1).gather(-1, completions[:, :, None])[:, :, 0]
+    logprobs = logprobs.where(completion_mask, 0)
+    assert float((output.logprobs - logprobs).abs().max()) < 1e-5
+    batch = {"prompts": ids.repeat_interleave(3, dim=0), "prompt_mask": prompt_mask, "completions": completions}
+    batch |= {"completion_mask": completion_mask, "prompt_index": torch.arange(2).repeat_interleave(3)[:, None]}
+    assert float((policy(batch)[0] - logprobs).abs().max()) < 1e-5
+
+
+def test_a_plain_head_is_recognized():
+    lm = random_lm("llama")
+    assert is_plain_linear(lm.lm_head) and not is_plain_linear(lm.model.norm)
+    assert not is_plain_linear(torch.nn.Linear(3, 3))  # its bias
 
 
 # --- several processes ---
 
 
 def test_a_shortcut_that_one_process_refuses_is_off_on_all_of_them(tmp_path):
-    """Each took its own way, and the sums of metrics had different lengths: gloo aborted, NCCL would hang."""
+    """Otherwise their metrics have sums of different lengths: gloo aborts, NCCL hangs."""
     result = run_processes("tests/helpers/refusing_worker.py", *QUICK, "--output_dir", tmp_path, processes=2)
     assert result.returncode == 0, result.stderr
     assert "something is wrong here alone" in result.stderr
@@ -207,7 +309,7 @@ def test_without_a_refusal_two_processes_take_the_shortcuts(tmp_path):
 
 
 class OtherProcess:
-    """An accelerator of two processes, of which the other one refuses the norms or shortcuts at these places."""
+    """An accelerator of two processes, of which the other one refuses the shortcuts with the given indices."""
 
     device, is_fsdp2 = torch.device("cpu"), False
 
@@ -223,12 +325,6 @@ class OtherProcess:
         return torch.cat([numbers, other])
 
 
-def test_a_norm_that_another_process_does_not_fuse_is_not_fused_here():
-    lm = random_lm("llama")
-    assert fuse_norms(lm, OtherProcess(1)) == 4
-    assert ["forward" in vars(norm) for norm in norms(lm)] == [True, False, True, True, True]
-
-
 def test_prompts_that_another_process_does_not_share_are_not_shared_here():
     lm = random_lm("qwen2")
     assert find_shortcuts(lm, True, OtherProcess()).shares_prompts
@@ -241,7 +337,7 @@ def test_prompts_that_another_process_does_not_share_are_not_shared_here():
 
 @pytest.mark.parametrize("fault", [None, torch.OutOfMemoryError("CUDA out of memory")])
 def test_a_model_that_fsdp2_shards_is_tried_whole_on_the_gpu_and_goes_back(fault, monkeypatch):
-    """Where it does not fit there, passes are padded."""
+    """If it does not fit there, forwards are padded."""
     lm, moved = random_lm("qwen2"), []
 
     def packing_is_exact(lm):
@@ -256,10 +352,10 @@ def test_a_model_that_fsdp2_shards_is_tried_whole_on_the_gpu_and_goes_back(fault
     assert moved == ["the GPU", "tried", torch.device("cpu")]
 
 
-def test_packed_passes_are_tried_under_fsdp2_with_gpus_alone(monkeypatch):
+def test_under_fsdp2_packing_is_checked_on_gpus_only(monkeypatch):
     lm, tried = random_lm("qwen2"), []
     monkeypatch.setattr(shortcuts, "packing_is_exact_on", lambda *inputs: tried.append(1) or True)
-    monkeypatch.setattr(shortcuts, "on_all", lambda answers, accelerator: list(answers))
+    monkeypatch.setattr(shortcuts, "true_on_all", lambda answers, accelerator: list(answers))
     for kind, fsdp2, packs in (("cuda", True, True), ("cuda", False, False), ("cpu", True, False)):
         accelerator = OtherProcess()
         accelerator.device, accelerator.is_fsdp2 = types.SimpleNamespace(type=kind), fsdp2

@@ -115,7 +115,7 @@ def mine(prompts, completions, trainer_state, **_):
     calls.append(trainer_state.global_step)
     if {condition}:
         return [None] * len(prompts)
-    return [None if i % 4 == 1 else float(len(text)) for i, text in enumerate(completions)]
+    return [None if i % 4 == 1 else float(len(text) % 2) for i, text in enumerate(completions)]
 """
 
 
@@ -289,7 +289,7 @@ def test_the_optimizer_has_the_options_and_the_rate_of_each_step(name, tmp_path,
     monkeypatch.setattr(script(name), "update", update)
     monkeypatch.setattr(script(name), "evaluate", lambda *arguments: {})
     options = "--max_steps 4 --learning_rate 3e-4 --warmup_steps 2 --lr_scheduler linear"
-    options += " --reward accuracy format"  # so that groups differ
+    options += " --reward testbed:alternating"
     run(name, tmp_path, *options.split(), *"--adam_beta1 0.7 --adam_beta2 0.8 --weight_decay 0.3".split())
     assert seen == [(pytest.approx(rate), (0.7, 0.8), 0.3) for rate in (1.5e-4, 3e-4, 3e-4, 1.5e-4)]
     assert [row["optim/lr"] for row in metric_rows(tmp_path) if row["step"]] == [rate for rate, *_ in seen]
@@ -297,7 +297,7 @@ def test_the_optimizer_has_the_options_and_the_rate_of_each_step(name, tmp_path,
 
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
-    options = ["--reward", "accuracy", "format"]  # within so few tokens the accuracy alone would teach nothing
+    options = ["--reward", "testbed:alternating"]  # so few tokens hold no right answer
     run(name, tmp_path / "a", *options, "--max_steps", 3, "--save_every", 2)
     assert {path.name for path in (tmp_path / "a" / "checkpoints").iterdir()} == {"step-00000002", "step-00000003"}
     run(name, tmp_path / "b", *options, "--max_steps", 2, "--save_every", 2)
@@ -335,7 +335,8 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
         assert sample["tokens"] == len(tokenizer(sample["completion"]).input_ids) + (not sample["truncated"])
         assert sample["reward"] == sample["reward_terms"]["accuracy"]
     raw = samples[0]["completion"] + "<eos>" * (not cut[0])
-    assert f"first prompt: {'1+' + samples[0]['prompt']!r}\nfirst completion: {raw!r}\n" in printed
+    assert f"first prompt: {'1+' + samples[0]['prompt']!r}\n" in printed
+    assert f"first completion: {raw!r}\n" in printed
 
 
 def test_it_learns(name, tmp_path):

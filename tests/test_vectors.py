@@ -16,7 +16,7 @@ from vectors.generate.__main__ import FOLDER, SUBJECTS
 from vectors.generate.cases import document
 
 CASES = check.load_cases()
-RECIPES = ("rloo", "reinforce_pp", "ppo_penalty", "ppo_adaptive_kl")
+RECIPES = ("rloo", "reinforce_pp", "ppo_penalty", "ppo_adaptive_kl", "entropy_bonus", "dual_clip", "token_mean")
 OTHER_RECIPES = {"advantages/batch-deviation", "policy/tis"}  # test_recipes.py asks lite_ppo and tis
 NO_SCRIPT = {
     # Every script counts a row whose tokens are all masked,
@@ -28,13 +28,6 @@ NO_SCRIPT = {
     "policy/grpo-kl-missing-rewards",
     "splits/missing-rewards",
     "splits/totals-masked",
-    # No script has an entropy bonus beside a mean over rows, or a mean over the tokens of each prompt.
-    "policy/grpo-entropy",
-    "policy/grpo-entropy-masked",
-    "policy/dapo-group",
-    "policy/dapo-group-interleaved",
-    "policy/dapo-group-empty-rows",
-    "splits/dapo-group-uneven",
     # No script has an option for these conventions of other libraries.
     "advantages/ddof-0",
     "advantages/dcpo-visits-ddof-1",
@@ -45,7 +38,8 @@ NO_SCRIPT = {
 
 # How many cases each script answers. Its functions and options decide which, not its name.
 ANSWERED = {"grpo": 40, "dapo": 39, "dcpo": 35, "dr_grpo": 35, "gspo": 32, "ppo": 40, "dpo": 7, "reward_model": 3}
-ANSWERED |= {"rloo": 19, "reinforce_pp": 35, "ppo_penalty": 17, "ppo_adaptive_kl": 5}
+ANSWERED |= {"rloo": 19, "reinforce_pp": 35, "ppo_penalty": 17, "ppo_adaptive_kl": 5, "entropy_bonus": 42}
+ANSWERED |= {"dual_clip": 40, "token_mean": 42}
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""Checks an exercise of docs/exercises.md.
+"""Check an exercise of docs/exercises.md.
 
-python tools/exercises.py NUMBER [YOURS ...]     run its check, on each of YOURS where it asks for that:
-                                                 your copy of a script, or the folder of your run
+python tools/exercises.py NUMBER [YOURS ...]     YOURS: your copy of a script, or the folder of your run,
+                                                 if the exercise asks for one
 """
 
 import importlib.util
@@ -11,24 +11,22 @@ import re
 import sys
 import types
 
-from piped import end_with_the_reader
-
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "exercises.md"
 
 
 def load(path):
-    """A script as a module, wherever it lies."""
-    # Under a name that no script of the project has: `import mine` must find the one that lies there.
+    """Import a script from anywhere."""
+    # Under a name of its own: `import mine` must not find this one.
     spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a dataclass looks for its module
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 
 
 def read_run(folder):
-    """What the folder of a run has: `options` {name: value}, and `rows`, those of metrics.jsonl."""
+    """Return the `options` {name: value} of a run, and the `rows` of its metrics.jsonl."""
     try:
         options = json.loads((folder / "args.json").read_text(encoding="utf-8"))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -38,7 +36,7 @@ def read_run(folder):
 
 
 def code_of(number):
-    """The check of an exercise: the Python in its section above the solution, or ""."""
+    """Return the check of an exercise, the Python in its section above the solution, or ""."""
     section = (
         PAGE.read_text(encoding="utf-8").partition(f"\n## {number}. ")[2].partition("\n## ")[0]
     )
@@ -64,9 +62,9 @@ def main(arguments):
     if not code:
         raise SystemExit(f"exercise {number} has no check")
     if yours and not wanted:
-        raise SystemExit(f"exercise {number} checks no file")
+        raise SystemExit(f"exercise {number} takes no file")
     if wanted == "mine" and not yours:
-        raise SystemExit(f"exercise {number} checks what you made: name your script")
+        raise SystemExit(f"exercise {number} checks a script: name yours")
     if wanted == "run" and not yours:
         raise SystemExit(f"exercise {number} reads a run: name its folder")
     try:
@@ -79,7 +77,7 @@ def main(arguments):
             check(number)
     except AssertionError as error:
         raise SystemExit(f"exercise {number}: not yet: {error}") from None
-    except ValueError as error:  # the answer is no number
+    except ValueError as error:  # the answer is not a number
         raise SystemExit(f"exercise {number}: {error}") from None
     except EOFError:
         raise SystemExit(f"exercise {number} asks a question: run it in a terminal") from None
@@ -87,5 +85,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    end_with_the_reader()
     main(sys.argv[1:])

@@ -1,16 +1,16 @@
-"""What the scripts do with a model: which shortcuts serve it, and how exact its log-probs are.
+"""Print what the scripts do with a model: which shortcuts apply, and how exact its log-probs are.
 
-    python tools/models.py Qwen/Qwen2.5-0.5B runs/grpo/model    prints a row for each, a folder or a hub id
+    python tools/models.py Qwen/Qwen2.5-0.5B runs/grpo/model    one row per model, a hub id or folder
 
 It runs on the CPU in float32, with a few tokens. The columns:
 
-attention   what computes it; eager holds all attention weights, which takes memory for long rows
-sampling    fast: each prompt is computed once, and finished rows are dropped; stock: `generate`
-head        chunks: logits are never held at once; whole: all of a micro-batch are
-prompts     once: an update computes a prompt for all its completions; each row: as often as there are rows
-update      the largest difference of a token's log-prob between an update, with padding and shared
-            prompts, and the whole logits of the row alone
-sampled     the same of the log-prob that a token was sampled with; stock sampling gives none
+attention   its implementation; eager holds all attention weights, which takes memory for long rows
+sampling    fast: prompts are computed once, and finished rows dropped; stock: transformers' `generate`
+head        chunks: logits are never held at once; whole: those of a micro-batch are
+prompts     once: an update computes a prompt once for all its completions; each row: for each of them
+update      largest difference of a token's log-prob between an update (padding, shared prompts) and
+            the logits of the row alone
+sampled     the same of the log-prob that a token was sampled with; stock sampling returns none
 
 Above 1e-3 a model is computed wrongly: it may depend on the padding of a row, as RWKV does.
 """
@@ -26,17 +26,16 @@ from accelerate import Accelerator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+from grpo import Args, rollout
 from harness.data import Prompt
 from harness.errors import clean_exit
 from harness.loading import load_policy, load_tokenizer
-from grpo import Args, rollout
-from piped import end_with_the_reader
 
 COLUMNS = ["model", "class", "attention", "sampling", "head", "prompts", "update", "sampled"]
 
 
 def cells_of(name):
-    """The cells of a model, a hub id or a folder."""
+    """Return the cells of a model, hub id or folder."""
     args = Args(model_name_or_path=str(name), max_new_tokens=12, generate_batch_size=0)
     with contextlib.redirect_stdout(io.StringIO()):
         policy = load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
@@ -59,7 +58,7 @@ def cells_of(name):
 
 
 def sample(policy, args):
-    """A batch of the script's own rollout, with prompts of unequal lengths."""
+    """Return the batch of a rollout of grpo.py, with prompts of unequal lengths."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = policy.lm.get_output_embeddings().weight.shape[0]
     prompts = []
@@ -71,7 +70,7 @@ def sample(policy, args):
 
 @torch.no_grad()
 def plain_logprobs(policy, batch):
-    """Log-probs (R, T) by the model as it is: all logits, one row at a time, without padding or cache."""
+    """Return log-probs (R, T) from all logits, one row at a time, without padding or cache."""
     expected = torch.zeros(batch["completions"].shape)
     for i in range(len(expected)):
         prompt = batch["prompts"][i][batch["prompt_mask"][i]]
@@ -83,8 +82,8 @@ def plain_logprobs(policy, batch):
 
 
 def main(words=None):
-    about = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=about)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="a folder or a hub id")
     names = parser.parse_args(words).models
     print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", sep="\n")
@@ -93,6 +92,5 @@ def main(words=None):
 
 
 if __name__ == "__main__":
-    end_with_the_reader()
     with clean_exit():
         main()

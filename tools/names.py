@@ -1,6 +1,7 @@
-"""What an option of TRL, verl or OpenRLHF is called here. harness/args.py asks at an unknown option.
+"""Hints on unknown options: what an option of TRL, verl or OpenRLHF is called here.
 
-The table is names.toml, beside this file.
+harness/args.py asks for them when it meets an unknown option. The table is names.toml, beside this
+file.
 """
 
 import dataclasses
@@ -13,27 +14,31 @@ from pathlib import Path
 TABLE = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 ROWS = TABLE["names"]
 BEFORE = TABLE["before"]
+RECIPES = TABLE["recipes"]
 OF_TRL = {name.partition("=")[0] for row in ROWS for name in row[1].split()}
 
 
 def hints(cls, unknown):
-    """What follows `unknown option WORD` in an error: "; ..." on its name here, or "".
+    """Return what follows "unknown option WORD" in an error: "; HINT", or "" if there is none.
 
-    `unknown` has all unknown words of a command line, and WORD is the first. Another option among
-    them has a line of its own. `cls` is the `Args` of the script.
+    `unknown` lists all unknown words of the command line, WORD is the first. Each further option
+    gets a line of its own. `cls` is the `Args` of the script.
     """
     fields = [field.name for field in dataclasses.fields(cls)]
     lines = []
     for word, name, value in options(unknown):
-        hint = name_here(name, value, fields)
+        hint = hint_for(name, value, fields)
         lines.append(f"unknown option {word}" + (f"; {hint}" if hint else ""))
     if sum(name in OF_TRL for _, name, _ in options(unknown)) > 3:
-        lines.append("python tools/from_trl.py writes TRL's options as a file for --config")
+        lines.append('docs/run.md, "Coming from TRL", has a table and what else differs')
     return "\n".join(lines).removeprefix(f"unknown option {unknown[0]}")
 
 
 def options(words):
-    """[(word, name, value)] of unknown words; what follows an option is its value, unless it is one too."""
+    """Return [(word, option, value)] of unknown words.
+
+    The word after an option is its value, unless it looks like an option itself.
+    """
     found = []
     words = list(words)
     while words:
@@ -46,50 +51,51 @@ def options(words):
     return found
 
 
-def names(row):
-    """The names of other projects in a row, between the option here and a sentence."""
+def foreign_names(row):
+    """Return the names of other projects in a row, which stand between our option and the note."""
     return " ".join(row[1:-1]).split()
 
 
-def rows_of(name):
-    """The rows with this name; or a pattern for it; or of the option here; or a key that ends with it."""
-    whole = [row for row in ROWS if name in names(row)]
-    alike = [row for row in ROWS if any(fnmatch.fnmatchcase(name, key) for key in names(row))]
+def find_rows(name):
+    """Return the rows of a name: equal, by a pattern, our own option, or the end of a dotted key."""
+    equal = [row for row in ROWS if name in foreign_names(row)]
+    alike = [row for row in ROWS if any(fnmatch.fnmatchcase(name, x) for x in foreign_names(row))]
     own = [row for row in ROWS if row[0] == name]
     ends = []
-    if "_" in name or "." in name:  # `steps` or `path` is the end of too many keys
-        ends = [row for row in ROWS if any(key.endswith(f".{name}") for key in names(row))]
-    return whole or alike or own or ends
+    if "_" in name or "." in name:  # too many keys end in `steps` or `path`
+        ends = [row for row in ROWS if any(x.endswith(f".{name}") for x in foreign_names(row))]
+    return equal or alike or own or ends
 
 
-def name_here(name, value, fields):
-    """What is said of an unknown option, or "". `fields` are the options of the script."""
+def hint_for(name, value, fields):
+    """Return the hint on one unknown option, or "". `fields` are the options of the script."""
     if name in BEFORE:
         return BEFORE[name]
-    rows = rows_of(f"{name}={value}") or rows_of(name)
+    if name in RECIPES:
+        return f"it is an option of a recipe: python examples/recipes.py {RECIPES[name]}"
+    rows = find_rows(f"{name}={value}") or find_rows(name)
     if not rows:
         return misspelt(name, value, fields)
-    here, *_, sentence = next((row for row in rows if row[0] in fields), rows[-1])
-    if here == name:  # an option of another script
-        return "; ".join(
-            ["this script does not have it", *[sentence] * sentence.startswith("only ")]
-        )
-    if not here:
-        return sentence
-    use = (
-        f"use --{here}"
-        if here in fields
-        else f"here it is --{here}, which this script does not have"
-    )
-    return f"{use}; {sentence}" if sentence else use
+    option, *_, note = next((row for row in rows if row[0] in fields), rows[-1])
+    if not option:
+        return note
+    if option not in fields and option in RECIPES:
+        recipe = f"python examples/recipes.py {RECIPES[option]}"
+        return f"here it is --{option}, an option of a recipe: {recipe}"
+    if option == name:  # an option of another script
+        return "this script does not have it" + (f"; {note}" if note.startswith("only ") else "")
+    use = f"use --{option}"
+    if option not in fields:
+        use = f"here it is --{option}, which this script does not have"
+    return f"{use}; {note}" if note else use
 
 
 def misspelt(name, value, fields):
-    """The known option that is nearest to the name, here or elsewhere, if one is near."""
-    others = [key for row in ROWS for key in names(row) if not re.search(r"[.*=]", key)]
-    known = [*fields, *(f"no_{field}" for field in fields), *others]
+    """Return a hint on the known option, ours or foreign, that the name resembles most, or ""."""
+    foreign = [x for row in ROWS for x in foreign_names(row) if not re.search(r"[.*=]", x)]
+    known = [*fields, *(f"no_{field}" for field in fields), *foreign]
     close = difflib.get_close_matches(name, known, 1, 0.8)
     if not close:
         return ""
-    here = name_here(close[0], value, fields) if close[0] in others else ""
-    return f"did you mean --{close[0]}? {here}".rstrip()
+    hint = hint_for(close[0], value, fields) if close[0] in foreign else ""
+    return f"did you mean --{close[0]}? {hint}".rstrip()

@@ -1,14 +1,14 @@
-"""Does a change alter what runs compute? Short runs of another commit and of this checkout, compared.
+"""Compare short runs of another commit and of this checkout, bit by bit.
 
     python tools/same_bits.py 44715d4                    all of them: some minutes of one core
     python tools/same_bits.py 44715d4 --only grpo lora   some of them
     python tools/same_bits.py 44715d4 --steps 50         as long as the default runs [6]
 
-The runs are the default run of each script and those of RUNS below. Of the other commit a run goes
-through; here it is stopped halfway and resumed. Each metric that both have is compared, without times
-and memory, and so are the samples and the weights in model/. What differs is named, by how much, and
-which metrics are gone or new. The runs of the other commit are kept in --work for the next comparison.
-Numbers depend on the processor and on the version of torch.
+It runs every script with its defaults, and what RUNS and RECIPES add. The run of the other commit goes
+through, the run of this checkout is stopped halfway and resumed. It compares the metrics that both have
+(but for times and memory), the samples, and the weights in model/, and prints what differs by how much.
+The runs of the other commit are kept in --work for the next comparison. Bits depend on the processor and
+on the version of torch.
 """
 
 import argparse
@@ -20,8 +20,6 @@ import subprocess
 import sys
 import tempfile
 
-from piped import end_with_the_reader
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = ("grpo", "dr_grpo", "gspo", "dcpo", "dapo", "ppo", "dpo", "reward_model")
 TWO_PROCESSES = (
@@ -30,14 +28,23 @@ TWO_PROCESSES = (
 )
 RUNS = {name: f"{name}.py" for name in SCRIPTS}
 RUNS |= {
+    "dpo": "dpo.py --dataset embedded-pairs --eval_dataset embedded --nll_coef 1",  # its defaults
     "lora": "grpo.py --lora_rank 4",
-    "updates": "grpo.py --num_minibatches 4 --num_epochs 2 --dual_clip 3 --entropy_coef 0.001",
-    "penalty": "ppo.py --objective penalty",
+    "updates": "grpo.py --num_minibatches 4 --num_epochs 2",
     "shared": "ppo.py --critic shared --kl_coef 0.05 --kl_in loss",
     "kl": "ppo.py --kl_coef 0.05",
-    "rounds": "dpo.py --rounds 2 --pair_prompts 32",
+    "dual": "ppo.py --dual_clip 3 --entropy_coef 0.001",
     "two": f"{TWO_PROCESSES} grpo.py",
 }
+# {run: (recipe, its script and options, the options of the script in commits without the recipe)}
+RECIPES = {
+    "penalty": ("ppo_penalty", "ppo.py", "--objective penalty"),
+    "adaptive": ("ppo_adaptive_kl", "ppo.py", "--kl_coef 0.05 --kl_target 0.01"),
+    "rounds": ("online_dpo", "dpo.py --pair_prompts 64", "--rounds 99"),
+    "entropy": ("entropy_bonus", "grpo.py --entropy_coef 0.001", ""),
+    "grpo_dual": ("dual_clip", "grpo.py --dual_clip 3 --num_minibatches 4", ""),
+}
+NAMES = [*RUNS, *RECIPES]
 VARIES = ("time/", "memory/")  # metrics that the machine decides
 FILES = ("metrics.jsonl", "samples.jsonl")
 
@@ -55,13 +62,21 @@ def execute(checkout, *words):
         raise SystemExit(f"in {checkout}: {' '.join(command)}\n{result.stdout}{result.stderr}")
 
 
-def command_of(name, folder, steps):
-    """A run evaluates halfway, since one that ends there does."""
-    return [*RUNS[name].split(), "--output_dir", folder, "--eval_every", steps // 2]
+def command_of(name, checkout, folder, steps):
+    """Return the words of a run, which evaluates halfway, since one that ends there does."""
+    if name in RUNS:
+        command = RUNS[name]
+    else:
+        recipe, command, options = RECIPES[name]
+        exists = (checkout / "examples" / "recipes" / f"{recipe}.py").exists()
+        command = (
+            f"examples/recipes.py run {recipe} {command}" if exists else f"{command} {options}"
+        )
+    return [*command.split(), "--output_dir", folder, "--eval_every", steps // 2]
 
 
 def run_before(commit, name, steps, work):
-    """The folder of a run of another commit, which is made once."""
+    """Return the folder of a run of another commit, which is made once."""
     folder = work / f"{commit}-{name}-{steps}"
     checkout = work / commit
     if not checkout.exists():
@@ -69,36 +84,32 @@ def run_before(commit, name, steps, work):
         subprocess.run(["git", "checkout", "--quiet", commit], cwd=checkout, check=True)
     if not (folder / "model").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        execute(checkout, *command_of(name, folder, steps), "--max_steps", steps)
+        execute(checkout, *command_of(name, checkout, folder, steps), "--max_steps", steps)
     return folder
 
 
 def run_here(name, steps, folder):
-    """The folder of a run of this checkout, which is stopped halfway and resumed."""
-    words = [*command_of(name, folder, steps), "--save_every", steps // 2]
+    """Return the folder of a run of this checkout, stopped halfway and resumed."""
+    words = [*command_of(name, ROOT, folder, steps), "--save_every", steps // 2]
     execute(ROOT, *words, "--max_steps", steps // 2)
     execute(ROOT, *words, "--max_steps", steps, "--resume")
     return folder
 
 
 def rows_of(file):
-    """The rows of a JSONL file, without what varies; none where there is no file."""
+    """Return the rows of a JSONL file without what varies, [] if there is no file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    rows = []
-    for line in lines:
-        rows.append(
-            {name: x for name, x in json.loads(line).items() if not name.startswith(VARIES)}
-        )
-    return rows
+    rows = map(json.loads, lines)
+    return [{name: x for name, x in row.items() if not name.startswith(VARIES)} for row in rows]
 
 
 def compare(before, after):
-    """What differs between the folders of two runs, a sentence each."""
+    """Return what differs between the folders of two runs, one line each."""
     found = []
     for file in FILES:
         old, new = rows_of(before / file), rows_of(after / file)
         if len(old) != len(new):
-            found.append(f"{file} has {len(new)} rows, and had {len(old)}")
+            found.append(f"{file} has {len(new)} rows, it had {len(old)}")
         names = [set().union(*rows) for rows in (old, new)]
         for title, some in (("gone", names[0] - names[1]), ("new", names[1] - names[0])):
             if some:
@@ -115,21 +126,21 @@ def compare(before, after):
 
 
 def by_how_much(pairs):
-    """The largest difference of numbers, as text; "" where something else differs."""
+    """Return the largest difference of numbers as text, "" for other values."""
     if not all(isinstance(x, (int, float)) for pair in pairs for x in pair):
         return ""
     return f" by up to {max(abs(a - b) for a, b in pairs):.2g}"
 
 
 def compare_weights(before, after):
-    """The same of the weights of two models."""
+    """Return what differs between the weights of two models, one line each."""
     from safetensors.torch import load_file
 
     found = []
     old = {path.name: load_file(path) for path in before.glob("*.safetensors")}
     new = {path.name: load_file(path) for path in after.glob("*.safetensors")}
     if old.keys() != new.keys():
-        return [f"model/ has {', '.join(new)}, and had {', '.join(old)}"]
+        return [f"model/ has {', '.join(new)}, it had {', '.join(old)}"]
     for file in old:
         if old[file].keys() != new[file].keys():
             return [f"model/{file} has other weights"]
@@ -143,11 +154,11 @@ def compare_weights(before, after):
 
 
 def main():
-    about = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=about)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("commit")
-    add("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RUN", help=", ".join(RUNS))
+    add("--only", nargs="+", choices=NAMES, default=NAMES, metavar="RUN", help=", ".join(NAMES))
     add("--steps", type=int, default=6, help="of each run; an even number")
     add("--work", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir(), "same_bits"))
     args = parser.parse_args()
@@ -171,5 +182,4 @@ def main():
 
 
 if __name__ == "__main__":
-    end_with_the_reader()
     raise SystemExit(main())

@@ -1,10 +1,10 @@
-"""A function that several scripts have is one text, so that each reads alone and a diff shows the paper.
+"""Keep the functions that several scripts share equal, so that a diff of two scripts shows the papers.
 
-python tools/same_text.py                  say which copies are not equal
-python tools/same_text.py --fix grpo.py    write the functions of grpo.py into the scripts that share them
+python tools/same_text.py                  list copies that are not equal
+python tools/same_text.py --fix grpo.py    copy the functions of grpo.py into the scripts that share them
 
-What differs on purpose stands in DIFFERS, with its reason, and is neither compared nor written. A
-script of your own, which is not in DIFFERS, is left alone.
+What differs on purpose is listed in DIFFERS with its reason, and neither compared nor copied. Scripts
+that are not in DIFFERS, such as your own, are left alone.
 """
 
 import ast
@@ -12,11 +12,9 @@ import pathlib
 import re
 import sys
 
-from piped import end_with_the_reader
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAIRS = "pairs in place of rollouts"
-DIFFERS = {  # {script: {function with a text of its own: why}}
+DIFFERS = {  # {script: {function that differs from the others': why}}
     "grpo.py": {},
     "dr_grpo.py": {
         "compute_rewards": "a truncated completion has reward 0",
@@ -50,13 +48,11 @@ DIFFERS = {  # {script: {function with a text of its own: why}}
         "main": PAIRS,
     },
 }
-ALSO_EQUAL = [
-    ("update", "dpo.py", "reward_model.py")
-]  # though they differ from those of the others
+ALSO_EQUAL = [("update", "dpo.py", "reward_model.py")]  # but not to those of the others
 
 
 def found(folder=ROOT):
-    """{script: source} of the files that have a `class Args`: those of DIFFERS in its order, then others."""
+    """Return {script: source} of files with a `class Args`: those in DIFFERS first, in its order."""
     sources = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
     scripts = [name for name in sources if re.search(r"^class Args\b", sources[name], re.MULTILINE)]
     known = [name for name in DIFFERS if name in scripts]
@@ -65,14 +61,14 @@ def found(folder=ROOT):
 
 
 def members(sources):
-    """The scripts of DIFFERS alone."""
+    """Return the sources of the scripts in DIFFERS."""
     return {script: source for script, source in sources.items() if script in DIFFERS}
 
 
 def places(source):
-    """{name: (first line, last line)}, from 1, of the functions, classes and constants at top level.
+    """Return {name: (first line, last line)}, from 1, of top-level functions, classes and constants.
 
-    The decorators and the comment lines above belong to it; a constant is an assignment.
+    Decorators and the comment lines above are included.
     """
     lines = source.splitlines()
     found = {}
@@ -91,7 +87,7 @@ def places(source):
 
 
 def texts(script, source):
-    """{name: text} of what scripts may share: all but `Args`. The name of its run becomes `NAME`."""
+    """Return {name: text} of all but `Args`, with `NAME` for the name in `Run("grpo", ...)`."""
     lines = source.splitlines()
     found = {}
     for name, (first, last) in places(source).items():
@@ -106,14 +102,14 @@ def stem(script):
 
 
 def options(source):
-    """{option: its type} in the order of `Args`."""
+    """Return {option: type} in the order of `Args`."""
     args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
     fields = [node for node in args.body if isinstance(node, ast.AnnAssign)]
     return {field.target.id: ast.unparse(field.annotation) for field in fields}
 
 
 def problems(sources):
-    """What is wrong, a sentence each."""
+    """Return what is wrong, one line each."""
     own = {script: texts(script, source) for script, source in members(sources).items()}
     found = []
     for name in dict.fromkeys(name for script in own for name in own[script]):
@@ -125,7 +121,7 @@ def problems(sources):
             if script in sharing and not is_equal:
                 found.append(another_text(name, script, first))
             if script != first and script not in sharing and is_equal:
-                found.append(f"{name} of {script} is that of {first}: take it out of DIFFERS.")
+                found.append(f"{name} of {script} equals that of {first}: take it out of DIFFERS.")
     for script in own:
         gone = [name for name in DIFFERS[script] if name not in own[script]]
         found += [f"{script} has no {name}: take it out of DIFFERS." for name in gone]
@@ -137,21 +133,21 @@ def problems(sources):
 
 
 def another_text(name, script, first):
-    ways = f"copy it (--fix {first} or --fix {script}), or write why into DIFFERS"
-    return f"{name} has another text in {script} than in {first}: {ways}."
+    advice = f"copy it (--fix {first} or --fix {script}), or say why in DIFFERS"
+    return f"{name} differs between {script} and {first}: {advice}."
 
 
 def order_problems(script, source, grpo):
-    """Options that grpo.py has too have its types and its order, so that a diff shows what changes."""
+    """Yield a line if the options that grpo.py has too are in another order or of other types."""
     expected = options(grpo)
     own = options(source)
     shared = [(name, kind) for name, kind in own.items() if name in expected]
     if shared != [(name, kind) for name, kind in expected.items() if name in own]:
-        yield f"{script}: the options that grpo.py has too need its types and its order."
+        yield f"{script}: give the options that grpo.py has too its types and its order."
 
 
 def fixed(original, sources):
-    """{script: source} of the scripts that change when they get the functions of `original`."""
+    """Return {script: source} of the scripts that change when they get the functions of `original`."""
     right = texts(original, sources[original])
     changed = {}
     for script, source in members(sources).items():
@@ -167,7 +163,7 @@ def fixed(original, sources):
 
 
 def shares(name, original, script):
-    """Whether a function of one script has to be that of another."""
+    """Return whether two scripts must have the same text of a function."""
     if any(name == both and {original, script} == set(pair) for both, *pair in ALSO_EQUAL):
         return True
     return name not in DIFFERS[original] and name not in DIFFERS[script]
@@ -184,15 +180,13 @@ def main(words):
         changed = fixed(original, sources)
         for script, source in changed.items():
             (ROOT / script).write_text(source, encoding="utf-8", newline="\n")
-        print(
-            f"Copied from {original} into {', '.join(changed)}." if changed else "Nothing to copy."
-        )
+        scripts = ", ".join(changed) or "no script"
+        print(f"Copied from {original} into {scripts}.")
         sources |= changed
     wrong = problems(sources)
-    print("\n".join(wrong) or "Every function that scripts share has one text.")
+    print("\n".join(wrong) or "All shared functions are equal.")
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    end_with_the_reader()
     raise SystemExit(main(sys.argv[1:]))

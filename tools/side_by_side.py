@@ -1,14 +1,14 @@
-"""Two scripts side by side in a browser, function by function, with what differs marked.
+"""Compare two scripts function by function: as text, or in a browser with the papers' equations.
 
-python tools/side_by_side.py grpo dapo             make the page in a temporary file and open it
-python tools/side_by_side.py grpo dapo -o FILE     write it there and open nothing
-python tools/side_by_side.py grpo dapo --text      print the same in the terminal
-python tools/side_by_side.py --play                begin with its tabs to play with: one token, one group
+python tools/side_by_side.py grpo dr_grpo --text   print what differs
+python tools/side_by_side.py grpo dapo             write a page to a temporary file and open it
+python tools/side_by_side.py grpo dapo -o FILE     write the page to FILE and open nothing
+python tools/side_by_side.py --play                open the page at its sliders: one token, one group
 
-The page is one file that loads nothing. It has all scripts beside grpo.py, so that any two can be chosen
-on it, and every function of them all. A function may have one code in both and compute another thing,
-since it reads an option with another default: then it says which. tools/side_by_side/ has the frame of
-the page, its style, its programs and the equations.
+The page is one file that loads nothing and needs pygments. It holds all scripts beside grpo.py, and any
+two of them can be chosen on it. Two functions of the same code can still compute different things if
+they read an option whose defaults differ: this is marked too. The frame of the page, its CSS, its
+JavaScript and the equations are in tools/side_by_side/.
 """
 
 import argparse
@@ -19,34 +19,20 @@ import itertools
 import json
 import pathlib
 import re
+import signal
 import tempfile
 import tomllib
 import webbrowser
 
-import pygments.lexers
-from pygments.token import Comment, Keyword, Literal, Name, Operator
-
 import same_text
-from piped import end_with_the_reader
 
 PARTS = pathlib.Path(__file__).parent / "side_by_side"
-LEXER = pygments.lexers.PythonLexer(stripnl=False, ensurenl=False)
-COLOURS = [
-    (Comment, "c"),
-    (Literal.String, "s"),
-    (Literal.Number, "m"),
-    (Keyword, "k"),
-    (Operator.Word, "k"),
-    (Name.Function, "f"),
-    (Name.Class, "f"),
-    (Name.Decorator, "f"),
-]
 WORD = re.compile(r"\w+|[=!<>]=|[^\w\s]")
-RANGES = {"clip_low", "clip_high", "max_ratio"}  # the options with which the sliders begin
+RANGES = {"clip_low", "clip_high", "max_ratio"}  # options at whose defaults the sliders start
 
 
 def fields(source, name="Args"):
-    """The options that a class of a script declares with `option(default, ...)`."""
+    """Return the nodes of the options that a class declares with `option(default, ...)`."""
     found = [node for node in ast.parse(source).body if getattr(node, "name", "") == name]
     body = found[0].body if found else []
     options = [node for node in body if isinstance(node, ast.AnnAssign)]
@@ -54,7 +40,7 @@ def fields(source, name="Args"):
 
 
 def without_help(source):
-    """[(line number, line)] of a script in which each option of `Args` is one line, without its help text."""
+    """Return [(line number, line)] of a script, each option of `Args` as one line without its help."""
     lines = list(enumerate(source.splitlines(), 1))
     for field in reversed(fields(source)):
         default = ast.unparse(field.value.args[0])
@@ -64,23 +50,25 @@ def without_help(source):
 
 
 def defaults(source):
-    """{option: its default, as it is written} of a script, those of common/args.py included."""
-    shared = (same_text.ROOT / "common" / "args.py").read_text(encoding="utf-8")
+    """Return {option: its default as written} of a script, with those of harness/args.py."""
+    shared = (same_text.ROOT / "harness" / "args.py").read_text(encoding="utf-8")
+    classes = {getattr(node, "name", ""): node for node in ast.parse(shared).body}
     args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
-    declared = fields(shared, "TrainArgs")
-    if "RunArgs" in map(ast.unparse, args.bases):
-        declared += fields(shared, "RunArgs")
-    declared += fields(source)
+    declared = fields(source)
+    while args and args.bases:
+        base = ast.unparse(args.bases[0])
+        declared = fields(shared, base) + declared
+        args = classes.get(base)
     return {field.target.id: ast.unparse(field.value.args[0]) for field in declared}
 
 
 def options_read(text):
-    """The options that a piece of code reads, in the order in which it does."""
+    """Return the options that a piece of code reads, in this order."""
     return list(dict.fromkeys(re.findall(r"\bargs\.(\w+)", text)))
 
 
 def places(source):
-    """{place: [(line number, line)]}: each function, class and constant, `Args` and `imports`."""
+    """Return {name: [(line number, line)]} of functions, classes, constants, `Args` and `imports`."""
     lines = without_help(source)
     spans = same_text.places("\n".join(line for _, line in lines))
     found = {name: lines[first - 1 : last] for name, (first, last) in spans.items()}
@@ -91,7 +79,7 @@ def places(source):
 
 
 def ranges(source):
-    """{option: default} of the options in RANGES that a script has; only of defaults that are plain numbers."""
+    """Return {option: default} of the options in RANGES whose default is a plain number."""
     found = {}
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.AnnAssign):
@@ -103,22 +91,38 @@ def ranges(source):
     return found
 
 
-def coloured(text):
-    """For each line of Python code [class, text, class, text, ...]."""
-    rows = [[]]
-    for token, value in LEXER.get_tokens(text):
-        colour = next((name for parent, name in COLOURS if token in parent), "")
-        first, *rest = value.split("\n")
-        for number, piece in enumerate([first, *rest]):
-            if number:
-                rows.append([])
-            if piece:
-                rows[-1] += [colour, piece]
-    return rows
+def highlighted(texts):
+    """Return each text of Python code as lines [class, piece, class, piece, ...]."""
+    import pygments.lexers
+    from pygments.token import Comment, Keyword, Literal, Name, Operator
+
+    lexer = pygments.lexers.PythonLexer(stripnl=False, ensurenl=False)
+    classes = {
+        Comment: "c",
+        Literal.String: "s",
+        Literal.Number: "m",
+        Keyword: "k",
+        Operator.Word: "k",
+        Name.Function: "f",
+        Name.Class: "f",
+        Name.Decorator: "f",
+    }
+    found = []
+    for text in texts:
+        rows = [[]]
+        for token, value in lexer.get_tokens(text):
+            css_class = next((classes[parent] for parent in classes if token in parent), "")
+            for number, piece in enumerate(value.split("\n")):
+                if number:
+                    rows.append([])
+                if piece:
+                    rows[-1] += [css_class, piece]
+        found.append(rows)
+    return found
 
 
 def changes(old, new):
-    """[[i, i_end, j, j_end, marks of old, marks of new]]: lines i to i_end of old become lines j to j_end of new."""
+    """Return [[i, i_end, j, j_end, marks, marks]]: lines i to i_end of old become j to j_end of new."""
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     found = []
     for kind, i, i_end, j, j_end in matcher.get_opcodes():
@@ -128,9 +132,9 @@ def changes(old, new):
 
 
 def marks(old, new):
-    """The words that differ, in two lists of lines: [[line, start, end]] of each.
+    """Return the words that differ between two lists of lines, [[line, start, end]] for each.
 
-    A line in which more than 40 % of the words differ has no marks: it differs as a whole.
+    A line gets no marks if more than 40 % of its words differ.
     """
     old, new = words_of(old), words_of(new)
     texts = [text for *_, text in old], [text for *_, text in new]
@@ -143,7 +147,7 @@ def marks(old, new):
 
 
 def words_of(lines):
-    """[(line, start, end, text)] of the words of some lines."""
+    """Return [(line, start, end, text)] of the words of some lines."""
     found = []
     for row, line in enumerate(lines):
         found += [(row, word.start(), word.end(), word[0]) for word in WORD.finditer(line)]
@@ -151,7 +155,7 @@ def words_of(lines):
 
 
 def marks_of(words, same):
-    """The marks of one side: of its words [(line, start, end, text)] those whose numbers are not in `same`."""
+    """Return the marks of one side: its words [(line, start, end, text)] not numbered in `same`."""
     found = []
     for row, numbered in itertools.groupby(enumerate(words), key=lambda item: item[1][0]):
         line = list(numbered)
@@ -169,13 +173,13 @@ def marks_of(words, same):
 
 
 def equations(docstring, functions, known):
-    """{function: [[HTML of an equation, its number in the paper]]} of the indented lines of a docstring.
+    """Return {function: [[HTML of an equation, its number in the paper]]} of a docstring.
 
-    What the file of equations does not know is shown as it stands: below its function, or under "".
+    An equation that equations.toml lacks is shown as text; one of no known function is under "".
     """
     found = {}
     for line in docstring.splitlines():
-        # The number stands behind two spaces, at the end.
+        # Two spaces precede the number, at the end of the line.
         text, *number = re.split(r" {2,}(?=\w\S*(?: \S+)*$)", line.strip(), maxsplit=1)
         text = " ".join(text.split())
         left = line.split()[:1]
@@ -189,10 +193,10 @@ def equations(docstring, functions, known):
 
 
 def collect(sources):
-    """What the page shows, as page.js reads it."""
+    """Return what the page shows, as page.js reads it."""
     known = tomllib.loads((PARTS / "equations.toml").read_text(encoding="utf-8"))
     scripts = {}
-    texts = {}  # a text that several scripts have is stored once, under its number
+    texts = {}  # {text: number}, so that a text of several scripts is stored once
     changed = {}
     for script, source in sources.items():
         docstring = ast.get_docstring(ast.parse(source)) or ""
@@ -216,7 +220,7 @@ def collect(sources):
                 changed[f"{a} {b}"] = changes(lines[a], lines[b])
     return {
         "scripts": scripts,
-        "texts": [coloured(text) for text in texts],
+        "texts": highlighted(texts),
         "reads": [options_read(text) for text in texts],
         "changes": changed,
         "play": known["play"],
@@ -224,7 +228,7 @@ def collect(sources):
 
 
 def page(one, two, sources, play=False):
-    """The HTML; it begins with these two scripts, or with the tab "One token"."""
+    """Return the HTML, which opens with these two scripts or with the tab "One token"."""
     pair = f"{one}-{two}"
     data = collect(sources) | {"pair": pair, "start": "play" if play else pair}
     text = (PARTS / "page.html").read_text(encoding="utf-8")
@@ -234,28 +238,35 @@ def page(one, two, sources, play=False):
 
 
 def as_text(one, two, sources):
-    """The lines of the comparison of two scripts in a terminal: each place in the order of the page."""
+    """Yield the lines of the comparison: what differs, and the names of what does not."""
     sides = [places(sources[f"{name}.py"]) for name in (one, two)]
     own_defaults = [defaults(sources[f"{name}.py"]) for name in (one, two)]
+    identical = []
     for name in order_of(*sides):
-        texts = [[line for _, line in side.get(name, [])] for side in sides]
-        read = own_defaults[0] if name == "Args" else options_read("\n".join(texts[0] + texts[1]))
-        notes = other_defaults(read, *own_defaults)
-        if not texts[0] or not texts[1]:
-            status = f"only in {one if texts[0] else two}.py"
-        elif texts[0] != texts[1]:
-            status = "differs" + (f"; other default: {notes}" if notes else "")
-        else:
-            status = f"same code, other default: {notes}" if notes else "identical"
-        yield f"== {name}: {status}"
-        if texts[0] != texts[1]:
-            diff = difflib.unified_diff(*texts, n=2, lineterm="")
-            yield from itertools.islice(diff, 2, None)  # without the names of files
-            yield ""
+        texts = []
+        for script, side in zip((one, two), sides, strict=True):
+            lines = [line for _, line in side.get(name, [])]
+            texts.append([line.replace(f'Run("{script}"', 'Run("NAME"') for line in lines])
+        read = [] if name == "Args" else options_read("\n".join(texts[0] + texts[1]))
+        others = other_defaults(read, *own_defaults)
+        if texts[0] == texts[1] and not others:
+            identical.append(name)
+            continue
+        notes = [f"only in {one if texts[0] else two}.py"] if not all(texts) else []
+        notes += ["same code"] if texts[0] == texts[1] else []
+        notes += [f"another default: {others}"] if others else []
+        yield f"== {name}" + (f": {', '.join(notes)}" if notes else "")
+        diff = difflib.unified_diff(*texts, n=0 if name == "Args" else 1, lineterm="")
+        for number, line in enumerate(diff):
+            if not line.startswith("@@"):
+                yield from [] if number < 2 else [line.rstrip()]  # the first two are names of files
+            elif number > 2 and name != "Args":
+                yield "  ..."
+    yield f"== identical: {', '.join(identical)}"
 
 
 def order_of(one, two):
-    """The places of both scripts in the order of the second, options first and imports last."""
+    """Return the names of both scripts in the order of the second, Args first and imports last."""
     order = list(two)
     names = list(one)
     for i, name in enumerate(names):
@@ -266,18 +277,18 @@ def order_of(one, two):
 
 
 def other_defaults(names, one, two):
-    """`normalize_std True -> False` of these options, where the defaults of two scripts differ."""
+    """Return `normalize_std True -> False` of those options whose defaults differ."""
     names = [name for name in names if name in one and name in two and one[name] != two[name]]
     return ", ".join(f"{name} {one[name]} -> {two[name]}" for name in names)
 
 
 def main(words=None):
-    about = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=about)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT")
-    parser.add_argument("--play", action="store_true", help="begin with the sliders of one token")
-    parser.add_argument("--text", action="store_true", help="print the comparison of the code")
-    parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path)
+    parser.add_argument("--play", action="store_true", help="open the page at its sliders")
+    parser.add_argument("--text", action="store_true", help="print what differs")
+    parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path, help="open nothing")
     options = parser.parse_args(words)
     sources = same_text.found()
     if options.play and not options.scripts:
@@ -287,20 +298,21 @@ def main(words=None):
     one, two = (name.removesuffix(".py") for name in options.scripts)
     for name in (one, two):
         if f"{name}.py" not in sources:
-            parser.error(f"there is no script {name}.py; there are {', '.join(sources)}")
+            parser.error(f"no script {name}.py among {', '.join(sources)}")
     if one == two:
         parser.error("name two different scripts")
     if options.text:
+        if hasattr(signal, "SIGPIPE"):  # `--text | head` ends without a traceback
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         return print("\n".join(as_text(one, two, sources)))
     file = options.output
     if not file:
         file = pathlib.Path(tempfile.mkdtemp(prefix="side_by_side-")) / "side_by_side.html"
     file.write_text(page(one, two, sources, options.play), encoding="utf-8")
-    print(f"written: {file}")
+    print(f"wrote {file}")
     if not options.output:
         webbrowser.open(file.as_uri())
 
 
 if __name__ == "__main__":
-    end_with_the_reader()
     main()

@@ -7,9 +7,9 @@ pairs-N.jsonl holds the pairs of round N; dpo.py and reward_model.py can train o
 """
 
 from common.masked import all_equal
+from harness.chat import TEMPLATE_COLUMNS
 from harness.data import load_prompts
 from harness.launch import shard_indices
-from harness.pairs import preference_row
 
 
 class Args:
@@ -85,6 +85,16 @@ def best_and_worst(rewards, completions):
     best = max(ended, key=lambda i: float(rewards[i]))
     worst = min(ended, key=lambda i: float(rewards[i]))
     return completions[best], completions[worst]
+
+
+def preference_row(prompt, chosen, rejected):
+    """Return a row of a preference dataset. Completions are messages if the prompt is."""
+    row = {"prompt": prompt.prompt, "chosen": chosen, "rejected": rejected}
+    if isinstance(prompt.prompt, list):
+        row["chosen"] = [{"role": "assistant", "content": chosen}]
+        row["rejected"] = [{"role": "assistant", "content": rejected}]
+    columns = [name for name in TEMPLATE_COLUMNS if name in prompt.columns]
+    return row | {name: prompt.columns[name] for name in columns}
 
 
 def main(argv=None):

@@ -1,4 +1,4 @@
-"""`varlen_attn` of torch as a loop over the sequences: there is no such kernel for a CPU."""
+"""torch's `varlen_attn` as a loop over the sequences, since it has no CPU kernel."""
 
 import dataclasses
 
@@ -7,14 +7,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def pack(policy):
-    """Let `policy` pack its passes, whose attention is the loop below."""
+    """Let `policy` pack its forwards."""
     policy.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
 
 
 def varlen_attn(
     query, key, value, query_ends, key_ends, longest_query, longest_key, *, scale, window_size, enable_gqa=True
 ):
-    """Attention (N, H, D), causal within each sequence and aligned at its end."""
+    """Return attention (N, H, D), causal within each sequence, whose queries are its last tokens."""
     results, ends = [], [x.cpu().diff().tolist() for x in (query_ends, key_ends)]
     assert [max(x) for x in ends] == [longest_query, longest_key] and window_size[1] == 0
     for x, tokens in ((query_ends, query), (key_ends, key)):

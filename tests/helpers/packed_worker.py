@@ -1,4 +1,4 @@
-"""As worker.py, with packed passes, as a GPU in bfloat16 has them; their attention is a loop here.
+"""worker.py with packed forwards, as on a GPU in bfloat16; their attention is a loop here.
 
 packed_worker.py <script> <folder>
 """

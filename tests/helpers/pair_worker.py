@@ -1,12 +1,11 @@
-"""Take three steps on given pairs with any number of processes, one of them resumed.
+"""Started by `accelerate launch`: three steps on given pairs, whatever the number of processes, one of them resumed.
 
-pair_worker.py <script> <folder>          writes steps-N-R.pt: weights, metrics, and for dpo.py the reference's log-probs
+pair_worker.py <script> <folder>          writes steps-N-R.pt: weights, metrics, and for dpo.py pairs
 """
 
 import pathlib
 import sys
 from types import SimpleNamespace
-from unittest import mock
 
 import torch
 from accelerate import Accelerator
@@ -16,12 +15,13 @@ from harness.loading import load_policy, load_tokenizer
 from harness.metrics import Metrics
 from harness.pairs import load_pairs
 from harness.reward_models import load_reward_model
-from testbed import embedded_pairs, script
+from testbed import script
 
 
-def step(module, accelerator, model, optimizer, sampler, args):
+def step(module, accelerator, model, optimizer, pairs, state, args):
+    mine = state.draw(args.pairs_per_step)
     metrics = Metrics()
-    module.update(accelerator, model, optimizer, sampler.draw(args.pairs_per_step), args, metrics)
+    module.update(accelerator, model, optimizer, mine, args, metrics)
     return metrics.reduce(accelerator)
 
 
@@ -39,17 +39,18 @@ def main(name, folder):
         torch.nn.init.normal_(inner.lm.score.weight, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)
     model, optimizer = accelerator.prepare(inner, optimizer)
-    pairs = load_pairs(embedded_pairs(module), tokenizer)[0][:21]
+    given = module.Args(dataset="embedded-pairs", eval_dataset="embedded-pairs")
+    pairs = load_pairs(given, tokenizer)[0][:21]
     assert len({len(pair.chosen) for pair in pairs}) > 5
     if hasattr(module, "rollout"):
         pairs = module.add_ref_logprobs(accelerator, model, pairs, args)
         result["reference"] = torch.tensor([pair[3:] for pair in pairs])
         # Away from the reference: at a margin of 0 rounding decides what counts as right.
         pairs = [pair._replace(ref_chosen=pair.ref_chosen + (3, -3)[i % 3 > 0]) for i, pair in enumerate(pairs)]
-    sampler = module.PromptSampler(pairs, 0, rank, processes)
-    accelerator.register_for_checkpointing(sampler)
+    state = module.PromptSampler(pairs, 0, rank, processes)
+    accelerator.register_for_checkpointing(state)
 
-    parts = module, accelerator, model, optimizer, sampler, args
+    parts = module, accelerator, model, optimizer, pairs, state, args
     result["metrics"] = [step(*parts), step(*parts)]
     accelerator.save_state(str(pathlib.Path(folder) / f"state-{processes}"))
     accelerator.wait_for_everyone()
@@ -60,7 +61,7 @@ def main(name, folder):
     result["resumed"] = again == result["metrics"][-1] and all(
         torch.equal(value, result["weights"][key]) for key, value in inner.state_dict().items()
     )
-    log = mock.Mock()
+    log = SimpleNamespace(show_raw=lambda *ids: None)
     run = SimpleNamespace(accelerator=accelerator, args=args, log=log)
     result["eval"] = module.evaluate_pairs(run, model, pairs[:11], module.pair_losses)
     torch.save(result, pathlib.Path(folder) / f"steps-{processes}-{rank}.pt")

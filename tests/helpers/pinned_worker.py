@@ -8,7 +8,9 @@ the prompt, the step and the round, and all else of a run must come out the same
 
 import sys
 
-from common.batches import join_groups
+import torch
+
+from common.batches import Samples, join_groups
 from harness.errors import clean_exit
 from testbed import script
 
@@ -19,8 +21,11 @@ def pinned(rollout):
     def by_prompt(policy, prompts, n, temperature, top_p, seed, args):
         seed, _, *place = seed
         seeds = [(seed, *place, *prompt.ids) for prompt in prompts]
-        groups = zip(prompts, seeds, strict=True)
-        return join_groups([rollout(policy, [p], n, temperature, top_p, own, args) for p, own in groups])
+        groups = []
+        for prompt, own in zip(prompts, seeds, strict=True):
+            batch = rollout(policy, [prompt], n, temperature, top_p, own, args)
+            groups.append(Samples(batch, [prompt], [None] * n, torch.zeros(n), {}))
+        return join_groups(groups).batch
 
     return by_prompt
 

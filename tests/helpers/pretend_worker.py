@@ -1,6 +1,6 @@
-"""Started by test_pretend_gpu.py: steps of all scripts on the pretend GPU.
+"""Started by test_pretend_gpu.py: write what a pretend GPU counts as JSON.
 
-pretend_worker.py FILE      writes what was counted as JSON
+pretend_worker.py FILE
 """
 
 import importlib
@@ -13,19 +13,17 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from harness.data import EMBEDDED
-from harness.log import Log
-from pretend_gpu import GPU, Counted, pretended
+from pretend_gpu import GPU, pretended, waits
 from testbed import ALL
 
-SAMPLING = "--eval_prompts 1 --eval_samples 1 --eval_k 1 --reward __main__:varied --max_new_tokens"
-GROUPS = f"--prompts_per_step 2 --group_size 4 --num_minibatches 1 {SAMPLING} 6"
-CRITIC = f"--prompts_per_step 8 --num_minibatches 1 --num_epochs 1 --kl_coef 0.05 {SAMPLING} 6"
-ROUNDS = f"--pair_prompts 8 --pair_samples 4 --pairs_per_step 4 --num_epochs 2 {SAMPLING} 12"
-# Each makes the host wait once, on a vector x on the GPU; CUDA's calls for them wait for all that comes before.
+COMMON = "--max_steps 2 --eval_every 0"
+SAMPLING = "--num_minibatches 1 --eval_prompts 1 --eval_samples 1 --eval_k 1 --reward __main__:varied --max_new_tokens 6"
+GROUPS = f"--prompts_per_step 2 --group_size 4 {SAMPLING}"
+CRITIC = f"--prompts_per_step 8 --num_epochs 1 --kl_coef 0.05 {SAMPLING}"
+# Each makes the host wait once for a vector x on the GPU, as on CUDA.
 WAITS = {
     "item": lambda x: x.sum().item(),
     "bool": lambda x: bool(x.any()),
-    "float": lambda x: float(x.max()),
     "if": lambda x: 1 if x.isfinite().all() else 2,
     "tolist": lambda x: x.tolist(),
     "cpu": lambda x: x.cpu(),
@@ -62,48 +60,47 @@ def varied(prompts, completions, **columns):
 
 
 def options_of(module, folder):
-    """The options of a short run with rewards that are not all equal."""
+    """Options of a short run, with rewards that are not all equal."""
+    if not hasattr(module, "rollout") or not hasattr(module, "policy_loss"):
+        return f"--pairs_per_step 4 --dataset {folder}"
     if hasattr(module, "load_critic"):
         return CRITIC
-    if hasattr(module, "policy_loss"):
-        return f"{GROUPS} --overlong none" if hasattr(module.Args, "overlong") else GROUPS
-    return ROUNDS if hasattr(module, "rollout") else f"--pairs_per_step 4 --dataset {folder}"
+    return f"{GROUPS} --overlong none" if hasattr(module.Args, "overlong") else GROUPS
 
 
-def steps(name, folder):
-    """The waits of two steps of a script, by phase, kind and line: of one micro-batch of 8 rows, and of four."""
-    counted = []  # of the evaluation at the start, and of the steps
+def update_waits(name, folder):
+    """[[what, line, number], ...] for two updates of a script: in one micro-batch of 8 rows, and in four of 2."""
+    module, counted = importlib.import_module(name), []
+    update = module.update
 
-    def write_row(self, row):
-        counted.append(dict(Counted.waits))
-        Counted.clear()
-        self.args.micro_batch_size = 2 if len(counted) == 2 else 8
+    def counting(*inputs):
+        *_, args, metrics = inputs
+        args.micro_batch_size = 2 if counted else 8
+        waits.clear()
+        update(*inputs)
+        counted.append([[*key, number] for key, number in waits.items()])
 
-    original, Log.write_row = Log.write_row, write_row
-    module = importlib.import_module(name)
-    options = f"{options_of(module, folder)} --max_steps 2 --micro_batch_size 8 --output_dir {folder}/{name}"
-    Counted.clear()
+    module.update = counting
     try:
-        module.main(options.split())
+        module.main(f"{COMMON} {options_of(module, folder)} --output_dir {folder}/{name}".split())
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        Log.write_row = original
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
-    return [[[*key, number] for key, number in step.items()] for step in counted[1:]]
+    return counted
 
 
 def kinds():
-    """The waits of each single operation above, and what is said of each mix of devices."""
+    """The number of waits of each single operation above, and the error of each mix of devices."""
     x, found = torch.tensor([3.0, 1.0, 2.0]).to(GPU), {}
     for kind, operations in (("waits", WAITS), ("no waits", NO_WAITS), ("mixes", MIXES)):
         found[kind] = {}
         for name, operation in operations.items():
-            Counted.clear()
+            waits.clear()
             try:
                 operation(x)
-                found[kind][name] = sum(Counted.waits.values())
+                found[kind][name] = waits.total()
             except RuntimeError as error:
                 found[kind][name] = str(error)
     return found
@@ -112,13 +109,11 @@ def kinds():
 def main(file):
     torch.manual_seed(0)
     with pretended(), tempfile.TemporaryDirectory() as folder:
-        result = {"kinds": kinds(), "steps": {}}
         for split, rows in (("train", 32), ("test", 4)):
             text = (EMBEDDED["embedded-pairs"] / f"{split}.jsonl").read_text(encoding="utf-8")
             few = "\n".join(text.splitlines()[:rows])
             (pathlib.Path(folder) / f"{split}.jsonl").write_text(few, encoding="utf-8")
-        for name in ALL:
-            result["steps"][name] = steps(name, folder)
+        result = {"kinds": kinds(), "updates": {name: update_waits(name, folder) for name in ALL}}
     pathlib.Path(file).write_text(json.dumps(result), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Started by two processes: a run of grpo.py in which the second one alone cannot try the cache of the model.
+"""Started by two processes: a run of grpo.py in which a check fails on the second process only.
 
 refusing_worker.py OPTIONS         those of grpo.py
 """

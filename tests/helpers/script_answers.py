@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 import common.batches
-from common.batches import split_rollout
 from harness.metrics import Metrics
 from harness.pairs import Pair
 from testbed import (
@@ -34,6 +33,7 @@ from threads import Processes
 from vectors.check import load_cases
 
 TIMEOUT = 20  # seconds that a process waits for the others
+NO_DUAL_CLIP = 1e9
 
 
 class NotOffered(Exception):
@@ -66,7 +66,7 @@ def takes_steps(module):
 
 def is_clipped(module):
     """Return whether the script clips a ratio, of tokens or of rows. A fork may have any other loss."""
-    plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=0.0, kl_coef=0.0, entropy_coef=0.0, dynamic_clip=False)
+    plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=NO_DUAL_CLIP, kl_coef=0.0, entropy_coef=0.0, dynamic_clip=False)
     log_ratios = torch.tensor([[0.5, -0.1, 0.2], [-0.5, 0.1, 0.4]], dtype=torch.float64)
     mask = torch.tensor([[True, True, True], [True, True, False]])
     old = torch.full_like(log_ratios, -1.0)
@@ -198,6 +198,8 @@ def step_args(module, options, rows, groups):
     group_size = rows // len(set(groups))
     args = {"group_size": group_size, "num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0}
     args |= {option: options[option] for option in ("clip_low", "clip_high", "dual_clip") if option in options}
+    if offers(module, "dual_clip"):
+        args.setdefault("dual_clip", NO_DUAL_CLIP)
     objective = options.get("objective", "clip")
     option = {"clip": "clip_low", "penalty": "penalty_coef"}.get(objective)
     refuse_unless(option and offers(module, option), f"no objective {objective}")
@@ -231,7 +233,7 @@ def with_penalty(module, args):
     return args
 
 
-MEANS = [{}, {"only_token_mean": True}, {"only_token_mean": False}]
+MEANS = [{}, {"only_token_mean": True}, {"only_token_mean": False}, {"token_mean": "step"}, {"token_mean": "group"}]
 
 
 def mean_args(module, options):
@@ -249,11 +251,14 @@ def mean_of(module, options):
     refuse_unless(has(module, "token_weights", "loss_mask", "totals", "args"), "no weights of tokens")
     args = module.Args(max_new_tokens=7, **options)
     mask = torch.arange(5) < torch.tensor([[1], [3], [5], [4]])
-    totals, lengths = totals_of(mask, 2), mask.sum(dim=1, keepdim=True)
+    lengths = mask.sum(dim=1, keepdim=True)
+    group_tokens = lengths.view(2, 2).sum(dim=1).repeat_interleave(2)[:, None]  # for the recipe token_mean
+    totals = totals_of(mask, 2) | {"group_tokens": group_tokens}
     divisors = {
         "rows": lengths * 4,
         "prompts": lengths * 2,
         "tokens": torch.tensor(13),
+        "groups": group_tokens * 2,
         "constant": torch.tensor(7 * 4),
     }
     weights = module.token_weights(mask, totals, args).double()
@@ -335,13 +340,20 @@ def step_totals(module, inputs, options, dtype):
     def one_process(accelerator):
         places = [row for pieces in steps for piece in pieces[accelerator.process_index] for row in piece]
         own = {name: column[places] for name, column in batch.items()}
-        return split_rollout(accelerator, own, args)
+        return module.split_rollout(accelerator, own, args)
 
     processes = Processes(len(steps[0]), TIMEOUT).run(one_process)
     answer = {name: [] for name in ("tokens", "rows", "prompts")}
     for step in range(len(steps)):
         for name, numbers in answer.items():
             numbers.append([[micro["totals"][name] for micro in split[step]] for split in processes])
+    group_tokens = {}
+    for micro in [micro for split in processes for step in split for micro in step]:
+        if "group_tokens" in micro["totals"]:  # of the recipe token_mean
+            rows_of_table = micro["row_of_table"][:, 0].tolist()
+            group_tokens |= zip(rows_of_table, micro["totals"]["group_tokens"][:, 0].tolist(), strict=True)
+    if group_tokens:
+        answer["group_tokens"] = [group_tokens[row] for row in range(rows)]
     return answer
 
 

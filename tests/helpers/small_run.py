@@ -46,14 +46,14 @@ def completion(text, ids=(2, 0), truncated=False):
     return Completion(text, list(ids), truncated)
 
 
-def samples_of(*texts, prompt="1+1", gold=None, rewards=None, **terms):
-    """Return the `Samples` of one prompt, whose only reward term is the accuracy unless `terms` has others."""
-    rewards = torch.tensor(rewards or [0.5] * len(texts), dtype=torch.float64)
-    mask = torch.ones(len(texts), 2, dtype=torch.bool)
-    batch = {"completions": mask.long(), "completion_mask": mask, "truncated": torch.zeros(len(texts)).bool()}
-    prompts = [Prompt([1], prompt, gold)]
+def samples_of(rewards, texts=None, prompts=1, tokens=2, **terms):
+    """Return `Samples` with these rewards [also the accuracy], completions of `tokens` tokens, and `prompts` prompts."""
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    ids = torch.ones(len(rewards), tokens, dtype=torch.long)
+    batch = {"completions": ids, "completion_mask": ids.bool(), "truncated": torch.zeros(len(rewards)).bool()}
+    completions = [completion(text, row) for text, row in zip(texts or ["2"] * len(rewards), ids.tolist(), strict=True)]
     terms = {name: torch.tensor(term, dtype=torch.float64) for name, term in terms.items()} or {"accuracy": rewards}
-    return Samples(batch, prompts, [completion(text) for text in texts], rewards, terms)
+    return Samples(batch, [Prompt([1], "1+1", None)] * prompts, completions, rewards, terms)
 
 
 def advance(run, optimizer, save=True):
@@ -64,7 +64,7 @@ def advance(run, optimizer, save=True):
     run.log.begin_step(run.step + 1)
     metrics = Metrics()
     metrics.add("reward/mean", 0.5)
-    run.log_step(metrics, samples_of("2"))
+    run.log_step(metrics, samples_of([0.5]))
     run.end_step()
     if save:
         run.save()

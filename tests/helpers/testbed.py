@@ -218,8 +218,13 @@ def batch_of_main(module, batch, args):
     refuse(module.main, "it has to call `rollout` and then `update`, each by its name in the script")
 
 
+def alternating(completions, **columns):
+    """Return rewards of 0 and 1, both in every group."""
+    return [float(i % 2) for i in range(len(completions))]
+
+
 def varied(completions, **columns):
-    """Rewards of which no group has equal ones."""
+    """Return rewards that differ within every group."""
     return [len(text) % 5 + i % 4 for i, text in enumerate(completions)]
 
 

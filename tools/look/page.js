@@ -303,6 +303,15 @@ function tokensSection() {
     element("div", { class: "controls" }, dim("step"), chips, choices), view);
 }
 
+// What stands in the place of the tokens of a run that recorded none.
+function noTokensSection() {
+  title.textContent = "What updates did to each token";
+  const how = data.has_pairs ? `${data.script}.py trains on pairs and records no tokens.`
+    : "This run recorded no tokens. Train with --record_tokens to see them here.";
+  view.append(element("p", {}, how));
+  return element("section", {}, element("div", { class: "head" }, title), view);
+}
+
 function showStep() {
   hideTip();
   const step = steps[state.step];
@@ -317,6 +326,7 @@ function showStep() {
   drawCurves();
 }
 function go(i) {
+  if (!steps.length) return;
   state.step = Math.min(steps.length - 1, Math.max(0, i));
   state.opened.clear();
   history.replaceState(null, "", `#${steps[state.step].step}`);
@@ -406,7 +416,7 @@ function curvesSection() {
   return element("section", {}, element("div", { class: "curves" }, drawn));
 }
 function drawCurves() {
-  for (const panel of panels) drawCurve(panel, steps[state.step].step);
+  for (const panel of panels) drawCurve(panel, steps.length ? steps[state.step].step : data.step);
 }
 function drawCurve(panel, now) {
   const width = panel.picture.clientWidth || 240;
@@ -483,7 +493,7 @@ const word = (value) => (Array.isArray(value) ? value.join(" ") : String(value))
 document.title = `${data.run} · look into a run`;
 document.getElementById("title").textContent = `${data.script ? `${data.script}.py` : data.run} on ${word(data.dataset)}`;
 const end = data.max_steps > 0 ? ` of ${data.max_steps}` : "";
-const facts = [`run ${data.run}`, `model ${word(data.model)}`, `step ${data.step}${end}`, `learning rate ${data.learning_rate}`];
+const facts = [`run ${data.run}`, `model ${word(data.model_name_or_path)}`, `step ${data.step}${end}`, `learning rate ${data.learning_rate}`];
 document.getElementById("facts").textContent = facts.join(", ");
 document.getElementById("theme").addEventListener("click", () => {
   const root = document.documentElement;
@@ -492,13 +502,17 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 const sections = [];
 if (panels.length) sections.push(curvesSection());
-sections.push(tokensSection());
+sections.push(steps.length ? tokensSection() : noTokensSection());
 if (data.evaluations.length) sections.push(answersSection());
 main.replaceChildren(...sections);
 state.step = location.hash ? nearest(Number(location.hash.slice(1)) || 0) : 0;
 state.breaks = steps.some((step) => step.rows.some((row) => row.tokens.length > 150));
-view.closest("section").querySelector("input").checked = state.breaks;
-showStep();
+if (steps.length) {
+  view.closest("section").querySelector("input").checked = state.breaks;
+  showStep();
+} else {
+  drawCurves();
+}
 if (data.evaluations.length) showAnswers();
 addEventListener("resize", () => {
   drawCurves();

@@ -1,6 +1,6 @@
 """What OpenRLHF computes: its losses, and the statements of its trainers around them.
 
-The options come from its own command lines: what a case does not need is at its default.
+Options come from its own command lines. What a case does not need has its default.
 """
 
 import argparse
@@ -9,30 +9,24 @@ from types import SimpleNamespace
 
 import torch
 
+from library import PPOLibrary, refuse_if
 from sources import Source, version_in
 from tensors import (
     coefficients_after,
-    expected_kl_answer,
     flat,
-    grouped,
-    kl_answer,
-    ones_like,
     padded,
     pieces_of,
     policy_answer,
     preference_answer,
-    refuse_if,
-    rows_like,
     score_answer,
     score_pairs,
     totals_answer,
-    value_answer,
 )
 
 HELPERS = ["KL_IS_WEIGHT_CLIP", "compute_approx_kl", "compute_reward", "masked_mean"]
 MEANS = {"tokens": "token-mean", "rows": "seq-mean-token-mean"}
-NO_KL = ["--algo.kl.init_coef", 0]  # by default rewards have a KL of 0.01
-ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
+NO_KL = ["--algo.kl.init_coef", 0]  # by default rewards include a KL of 0.01
+ESTIMATORS = {  # `algo.advantage.estimator`
     ("group_mean", "group"): "group_norm",
     ("group_mean", "none"): "dr_grpo",
     ("group_mean", "batch_of_centred"): "reinforce_baseline",
@@ -41,7 +35,7 @@ ESTIMATORS = {  # of `algo.advantage.estimator`, by baseline and deviation
 
 
 class CommandLine:
-    """The options of one of its programs."""
+    """The command line of one of its programs."""
 
     def __init__(self, path, hierarchize):
         self.hierarchize = hierarchize
@@ -55,9 +49,16 @@ class CommandLine:
         return self.hierarchize(names.parser.parse_args(words))
 
 
-class Adapter:
+class Adapter(PPOLibrary):
+    ratio = "--actor.policy_loss_type"
+    mean = "--actor.loss_agg_mode"
+    means = MEANS
+    estimators = ESTIMATORS
+    group_size = "n_samples_per_prompt"
+    needs_rewards = "all rows must have a reward: NaN would spread to the whole group"
+    ddof = 0
+
     def __init__(self, packages):
-        self.row = None  # words of settings.toml, for those that a case needs
         self.name = f"OpenRLHF {version_in(packages, 'openrlhf')}"
         folder = packages / "openrlhf"
         config = Source(folder / "utils" / "config.py")
@@ -97,37 +98,21 @@ class Adapter:
     # --- settings ---
 
     def parsed(self, settings):
-        """The words of a command line, from settings such as "--actor.dual_clip 3"."""
-        words = []
-        for setting in settings:
-            words += setting.split()
-        return words
+        """Return the words of settings such as "--actor.dual_clip 3"."""
+        return " ".join(settings).split()
 
     def ppo_args(self, needed):
-        """The arguments of PPO with the words of a row, or else those that are needed."""
-        words = map(str, needed if self.row is None else self.row)
-        args = self.ppo_line.parse(
-            [*words, "--train.agent_func_path", "an agent, not a reward model"]
-        )
+        words = ["--train.agent_func_path", "an agent instead of a reward model"]
+        args = self.ppo_line.parse([*map(str, self.chosen(needed)), *words])
         return self.check_ppo(args=args).args
 
     def dpo_args(self, needed):
-        return self.dpo_line.parse(list(map(str, needed if self.row is None else self.row)))
+        return self.dpo_line.parse(list(map(str, self.chosen(needed))))
 
     # --- advantages ---
 
-    def group_advantages(self, inputs, options):
-        groups = inputs["rewards"]
-        baseline = options["baseline"]
-        deviation = options["deviation"]
-        kind = (baseline, deviation)
-        is_known = kind in ESTIMATORS
-        refuse_if(not is_known, f"no estimator has baseline {baseline} and deviation {deviation}")
-        is_uneven = len(set(map(len, groups))) > 1
-        refuse_if(is_uneven, "groups have one size, n_samples_per_prompt")
-        is_missing = None in flat(groups)
-        refuse_if(is_missing, "a row must have a reward: NaN would reach its whole group")
-        needed = ["--algo.advantage.estimator", ESTIMATORS[kind]]
+    def advantages(self, groups, estimator, options):
+        needed = ["--algo.advantage.estimator", estimator]
         needed += ["--rollout.n_samples_per_prompt", len(groups[0])]
         args = self.ppo_args([*needed, *NO_KL])
         refuse_kl_in_reward(args)
@@ -135,28 +120,25 @@ class Adapter:
         refuse_if(estimator == "gae", "the advantages are those of a critic")
         advantages = self.baseline(args=args, rewards=torch.tensor(groups)).rewards  # float32
         if estimator == "reinforce_baseline":
-            # One token a row. With more, the deviation is that of the tokens: long rows count more.
+            # Rows of one token. With longer rows the std is over tokens, so long rows count more.
             column = advantages.view(-1, 1)
-            advantages = self.whitened(column, torch.ones_like(column), args)
-        return {"advantages": grouped(advantages.flatten().tolist(), groups)}
+            advantages = self.whitened_by(args, column, torch.ones_like(column))
+        return advantages.flatten().tolist()
 
-    def whitened(self, advantages, mask, args):
+    def whitened_by(self, args, advantages, mask):
         experience = SimpleNamespace(advantages=advantages, action_mask=mask)
         self.whitening(args=args, experiences=[experience])
         return experience.advantages
 
-    def whiten(self, inputs, options):
-        refuse_if(options["std_ddof"] != 0, "the variance has ddof 0")
-        mask = padded(inputs["mask"])
-        advantages = self.whitened(padded(inputs["advantages"]), mask, self.ppo_args([]))
-        return {"advantages": (advantages * mask).tolist()}
+    def whitened(self, advantages, mask, eps):
+        return self.whitened_by(self.ppo_args([]), advantages, mask)
 
     # --- one optimizer step ---
 
     def totals(self, parts, processes):
-        """What it counts for each micro-batch of a step of one process."""
+        """Return the counts of each micro-batch of a process in a step."""
         counts = set(map(len, processes.pieces))
-        refuse_if(len(counts) > 1, "all processes have equally many micro-batches")
+        refuse_if(len(counts) > 1, "all processes have the same number of micro-batches")
         alone = SimpleNamespace(ds_device_mesh=None)
         distributed = SimpleNamespace(
             is_available=lambda: True,
@@ -176,15 +158,17 @@ class Adapter:
         return [totals for _, totals in count(masks, alone, len(masks), lambda mask: mask)]
 
     def step_totals(self, inputs, options):
+        refuse_if("scored" in inputs, "all rows must have a reward")
+
         def totals_of(parts, processes):
             for counts in self.totals(parts, processes):
-                # They were divided by the number of micro-batches, as the loss will be.
+                # They are divided by the number of micro-batches, like the loss later.
                 yield {name: count * len(parts) for name, count in counts.items()}
 
         return totals_answer(inputs, totals_of)
 
     def policy_step(self, inputs, options):
-        refuse(inputs, options)
+        self.refuse_step(inputs, options)
         args = self.ppo_args(words_for(options))
         if "kl" not in options:
             refuse_kl_in_reward(args)
@@ -198,11 +182,11 @@ class Adapter:
 
         answer = policy_answer(inputs, losses_of)
         if (options.get("kl") or {}).get("estimator") == "k3_weighted":
-            del answer["loss"]  # It has the value of k3; only the gradient is the weighted one's.
+            del answer["loss"]  # its value is that of k3, only its gradient that of the weighted k3
         return answer
 
     def micro_batch_loss(self, trainer, part, totals):
-        """The statements of `training_step` after the forward pass."""
+        """Run the statements of `training_step` after the forward pass."""
         sampler = part.old if part.sampler is None else part.sampler
         mask = part.mask.double()
         names = self.sum_losses(
@@ -229,51 +213,28 @@ class Adapter:
         return self.helpers.compute_approx_kl(logprobs, ref, old, kind, weighted)
 
     def kl_tokens(self, inputs, options):
-        answer = kl_answer(inputs, options, self.kl)
+        answer = super().kl_tokens(inputs, options)
         if options["estimator"] == "k3_weighted":
-            del answer["value"]  # It stays that of k3; only the gradient is the weighted one's.
+            del answer["value"]  # it is that of k3, only the gradient is that of the weighted k3
         return answer
-
-    def kl_expected_gradient(self, inputs, options):
-        return expected_kl_answer(inputs, options, self.kl)
 
     # --- PPO ---
 
-    def shaped_rewards(self, inputs, options):
-        table = inputs["old_logprobs"]
-        old = padded(table)
-        kl = self.helpers.compute_approx_kl(old, padded(inputs["ref_logprobs"]), kl_estimator="k1")
-        scores = torch.tensor(inputs["scores"])
-        mask = padded(ones_like(table))
-        rewards = self.helpers.compute_reward(scores, options["kl_coef"], kl, mask)
-        return {"rewards": rows_like(rewards, table)}
+    def token_rewards(self, old, ref, scores, mask, kl_coef):
+        kl = self.helpers.compute_approx_kl(old, ref, kl_estimator="k1")
+        return self.helpers.compute_reward(torch.tensor(scores), kl_coef, kl, mask)
 
-    def gae(self, inputs, options):
+    def critic_advantages(self, rewards, values, mask, gamma, gae_lambda):
         args = self.ppo_args(NO_KL)
         refuse_kl_in_reward(args)
-        refuse_if(args.algo.advantage.estimator != "gae", "the estimator is another")
-        mask = padded(inputs["mask"])
-        advantages, returns = self.gae_method(
-            None,
-            padded(inputs["values"]),
-            padded(inputs["rewards"]),
-            mask,
-            options["gamma"],
-            options["lambda"],
-        )
-        return {"advantages": (advantages * mask).tolist(), "returns": (returns * mask).tolist()}
+        refuse_if(args.algo.advantage.estimator != "gae", "the estimator is not GAE")
+        return self.gae_method(None, values, rewards, mask, gamma, gae_lambda)
 
-    def value_loss(self, inputs, options):
+    def value_losses(self, parts, processes, options):
         function = self.losses.ValueLoss(options["value_clip"] or None)
-
-        def losses_of(parts, processes):
-            totals = self.totals(parts, processes)
-            for part, counted in zip(parts, totals, strict=True):
-                mask = part.mask.double()
-                loss = function(part.values, part.old, part.returns, mask, **counted)
-                yield loss / len(parts)  # by DeepSpeed
-
-        return value_answer(inputs, losses_of)
+        for part, counted in zip(parts, self.totals(parts, processes), strict=True):
+            loss = function(part.values, part.old, part.returns, part.mask.double(), **counted)
+            yield loss / len(parts)  # by DeepSpeed
 
     def adaptive_kl(self, inputs, options):
         return coefficients_after(self.controllers.AdaptiveKLController, inputs, options)
@@ -288,8 +249,7 @@ class Adapter:
     # --- pairs ---
 
     def preference_loss(self, inputs, options):
-        is_robust = options["loss"] == "robust"
-        refuse_if(is_robust, "DPOLoss has the sigmoid, label smoothing and IPO")
+        refuse_if(options["loss"] == "robust", "DPOLoss has sigmoid, label smoothing and IPO")
         refuse_if(options["per_token"], "the log-probs of a completion are summed")
         refuse_if(options["reference_free"], "DPOLoss has a reference")
         refuse_smaller(inputs)
@@ -298,23 +258,17 @@ class Adapter:
         chosen, rejected, nll = self.pair_logprobs(logprobs, tables)
         ref = padded(inputs["ref_chosen_logprobs"] + inputs["ref_rejected_logprobs"])
         ref_chosen, ref_rejected, _ = self.pair_logprobs(ref, tables)
-        needed = [
-            "--model.beta",
-            options["beta"],
-            "--model.label_smoothing",
-            options["label_smoothing"],
-        ]
-        needed += ["--model.nll_loss_coef", options["nll_coef"]]
-        if options["loss"] == "ipo":
-            needed.append("--model.ipo_enable")
+        needed = ["--model.beta", options["beta"], "--model.nll_loss_coef", options["nll_coef"]]
+        needed += ["--model.label_smoothing", options["label_smoothing"]]
+        needed += ["--model.ipo_enable"] * (options["loss"] == "ipo")
         args = self.dpo_args(needed).model
         function = self.losses.DPOLoss(args.beta, args.label_smoothing, args.ipo_enable)
         loss, _, _ = function(chosen, rejected, ref_chosen, ref_rejected)
         return preference_answer(loss + nll * args.nll_loss_coef, logprobs, inputs)
 
     def pair_logprobs(self, logprobs, rows):
-        """Sums of chosen and rejected ones, and the loss of chosen ones, of log-probs (2 B, T)."""
-        # A prompt of one token stands before each completion.
+        """Return sums of chosen and of rejected log-probs (2 B, T), and the NLL loss."""
+        # Each completion follows a prompt of one token.
         attention = padded([[1, *[1] * len(row)] for row in rows])
         trainer = SimpleNamespace(
             concatenated_inputs=lambda *given: (None, attention, [1] * len(rows)),
@@ -328,14 +282,14 @@ class Adapter:
         return chosen, rejected, nll
 
     def reward_model_loss(self, inputs, options):
-        refuse_if(options["center_coef"], "PairWiseLoss centres no rewards")
+        refuse_if(options["center_coef"], "PairWiseLoss does not centre rewards")
         refuse_smaller(inputs)
         scores = score_pairs(inputs)
         return score_answer(self.losses.PairWiseLoss()(*scores.chunk(2)), scores)
 
 
 def words_for(options):
-    """The words of the command line that a case of a step needs."""
+    """Return the command line that a case of a step needs."""
     words = ["--actor.loss_agg_mode", MEANS[options["mean"]]]
     words += ["--actor.eps_clip_low_high", options["clip_low"], options["clip_high"]]
     if options["ratio"] == "sequence":
@@ -362,21 +316,9 @@ def words_for(options):
 
 def refuse_kl_in_reward(args):
     in_reward = args.algo.kl.init_coef > 0 and not args.algo.kl.use_loss
-    refuse_if(in_reward, "a KL is in the reward")
-
-
-def refuse(inputs, options):
-    objective = options["objective"]
-    mean = options["mean"]
-    refuse_if(objective != "clip", f"no loss has the objective {objective}")
-    refuse_if("max_ratio" in options, "no loss is DCPO's")
-    by_token = options["ratio"] == "sequence_token"
-    refuse_if(by_token, "--actor.policy_loss_type is ppo or gspo")
-    refuse_if(mean not in MEANS, f"--actor.loss_agg_mode has no mean over {mean}")
-    refuse_if("scored" in inputs, "a row must have a reward")
+    refuse_if(in_reward, "the reward includes a KL")
 
 
 def refuse_smaller(inputs):
-    """The loader of pairs drops the last batch if it is smaller."""
     sizes = set(map(len, flat(pieces_of(inputs, 1))))
-    refuse_if(len(sizes) > 1, "a last micro-batch of pairs that is smaller is dropped")
+    refuse_if(len(sizes) > 1, "the loader of pairs drops a smaller last micro-batch")

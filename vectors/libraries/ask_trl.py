@@ -1,10 +1,9 @@
 """What TRL computes: the loss methods of its trainers, and the statements of its rollout.
 
-Where a method reads options and counters of its trainer, an object with just these stands in. The
-options come from TRL's own configuration: what a case does not need is at its default.
+A method that reads options and counters of its trainer gets an object with just these. Options come
+from TRL's own configuration. What a case does not need has its default.
 """
 
-import ast
 import importlib.metadata
 import math
 import os
@@ -15,31 +14,41 @@ from types import SimpleNamespace
 import torch
 import transformers.trainer
 
+from library import Library, refuse_if
 from sources import Source
 from tensors import (
     Processes,
     Rows,
-    expected_kl_answer,
     flat,
     grouped,
-    has_moved,
-    kl_answer,
     padded,
     pieces_of,
     policy_answer,
     preference_answer,
-    refuse_if,
     score_answer,
     score_pairs,
 )
 
 LOSS_TYPES = {"tokens": "dapo", "rows": "grpo", "constant": "dr_grpo"}
-OBJECTIVES = {"soft_gate": "sapo", "weighted_logprob": "cispo"}  # whose loss_type needs no mean
-SCALES = {"group": "group", "none": "none", "batch_of_rewards": "batch"}
-K3_ALONE = "the KL in the loss is k3"
+OBJECTIVES = {"soft_gate": "sapo", "weighted_logprob": "cispo"}  # `loss_type`, whatever the mean
+ESTIMATORS = {  # `scale_rewards` of GRPO, or RLOO
+    ("group_mean", "group"): "group",
+    ("group_mean", "none"): "none",
+    ("group_mean", "batch_of_rewards"): "batch",
+    ("leave_one_out", "none"): "rloo",
+}
 
 
-class Adapter:
+class Adapter(Library):
+    loss = "loss_type"
+    ratio = "importance_sampling_level"
+    mean = "loss_type"
+    objectives = ("clip", "soft_gate")
+    means = LOSS_TYPES
+    kl_estimators = ("k3", "k3_weighted")
+    estimators = ESTIMATORS
+    group_size = "num_generations"
+
     def __init__(self, packages):
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
         from trl import DPOConfig, GRPOConfig
@@ -47,7 +56,6 @@ class Adapter:
         from trl.rewards import get_soft_overlong_punishment
         from trl.trainer import dpo_trainer, grpo_trainer, reward_trainer, rloo_trainer
 
-        self.row = None  # settings of settings.toml, for those that a case needs
         self.name = f"TRL {importlib.metadata.version('trl')}"
         self.soft_punishment = get_soft_overlong_punishment
         self.nanstd = grpo_trainer.nanstd
@@ -61,7 +69,7 @@ class Adapter:
         rollout = "_generate_and_score_completions"
         scores = "unscorable_mask ="
         last = "advantages = torch.nan_to_num"
-        self.advantages = grpo.statements(rollout, scores, last)
+        self.grpo_advantages = grpo.statements(rollout, scores, last)
         self.count_tokens = grpo.statements(rollout, "loss_mask =", "num_items_in_batch =")
         self.sampler_ratio = grpo.statements(
             rollout,
@@ -74,7 +82,7 @@ class Adapter:
         self.masks = grpo.statements("_generate_single_turn", "is_eos =", "completion_ids = [")
         self.truncated = grpo.statements("_generate", "eos_and_pad =", "is_truncated =")
         rloo = Source(pathlib.Path(rloo_trainer.__file__))
-        self.leave_one_out = rloo.statements(rollout, scores, last)
+        self.rloo_advantages = rloo.statements(rollout, scores, last)
         trainer = Source(pathlib.Path(transformers.trainer.__file__))
         self.accumulate = trainer.statements(
             "training_step",
@@ -84,52 +92,36 @@ class Adapter:
 
     # --- settings ---
 
-    def parsed(self, settings):
-        """The arguments of a configuration, from settings such as 'loss_type="grpo"'."""
-        arguments = {}
-        for setting in settings:
-            name, _, value = setting.partition("=")
-            arguments[name] = ast.literal_eval(value)
-        return arguments
-
     def config(self, trainer_class, needed, micro_batches=1):
-        """The configuration of a trainer with the settings of a row, or else those that are needed."""
-        settings = needed if self.row is None else self.row
+        """Return the configuration of a trainer with the chosen settings."""
         return self.configs[trainer_class](
             "unused",
             use_cpu=True,
             bf16=False,
             report_to="none",
             gradient_accumulation_steps=micro_batches,
-            **settings,
+            **self.chosen(needed),
         )
 
     # --- advantages ---
 
-    def group_advantages(self, inputs, options):
-        groups = inputs["rewards"]
-        refuse_if(len(set(map(len, groups))) > 1, "groups have one size, num_generations")
-        if options["baseline"] == "leave_one_out":
-            settings = {"reward_weights": [1.0], "reward_clip_range": None, "beta": 0.0}
-            return self.advantages_by(
-                self.leave_one_out,
-                [groups],
-                SimpleNamespace(**settings, normalize_advantages=False),
-            )
-        deviation = options["deviation"]
-        refuse_if(deviation not in SCALES, f"no scale_rewards is {deviation}")
-        config = self.config(self.GRPO, {"scale_rewards": SCALES[deviation]})
-        return self.advantages_by(self.advantages, [groups], config)
+    def advantages(self, groups, estimator, options):
+        if estimator == "rloo":
+            config = SimpleNamespace(reward_weights=[1.0], reward_clip_range=None, beta=0.0)
+            config.normalize_advantages = False
+            return self.advantages_by(self.rloo_advantages, [groups], config)
+        config = self.config(self.GRPO, {"scale_rewards": estimator})
+        return self.advantages_by(self.grpo_advantages, [groups], config)
 
     def decoupled_advantages(self, inputs, options):
-        needed = {
-            "multi_objective_aggregation": "normalize_then_sum",
-            "reward_weights": options["weights"],
-        }
-        return self.advantages_by(self.advantages, inputs["parts"], self.config(self.GRPO, needed))
+        needed = {"multi_objective_aggregation": "normalize_then_sum"}
+        needed["reward_weights"] = options["weights"]
+        parts = inputs["parts"]
+        advantages = self.advantages_by(self.grpo_advantages, parts, self.config(self.GRPO, needed))
+        return {"advantages": grouped(advantages, parts[0])}
 
     def advantages_by(self, statements, parts, config):
-        """`rewards_per_func` is float32, with NaN where a reward function returned None."""
+        """Run the statements on float32 rewards, with NaN where a reward function gave None."""
         columns = []
         for groups in parts:
             columns.append([math.nan if reward is None else reward for reward in flat(groups)])
@@ -144,7 +136,7 @@ class Adapter:
             num_generations=len(parts[0][0]),
             nanstd=self.nanstd,
         )
-        return {"advantages": grouped(names.advantages.tolist(), parts[0])}
+        return names.advantages.tolist()
 
     def completion_mask(self, inputs, options):
         tokenizer = SimpleNamespace(pad_token_id=options["pad_token"])
@@ -159,16 +151,16 @@ class Adapter:
     # --- one optimizer step ---
 
     def items(self, mask, processes):
-        """The tokens of a whole rollout, from the mask (R, T) of one process."""
+        """Return the tokens of a whole rollout, from the mask (R, T) of one process."""
         trainer = SimpleNamespace(accelerator=SimpleNamespace(gather=processes.gather))
         names = self.count_tokens(self=trainer, completion_mask=mask.long(), tool_mask=None)
         return names.num_items_in_batch
 
     def step_totals(self, inputs, options):
-        """The denominator of dapo, times the number of processes, which average their gradients."""
+        """Return dapo's denominators, times the processes, over which gradients are averaged."""
         mask = padded(inputs["mask"])
         steps = inputs["steps"]
-        # A process generates the rows of its micro-batches of all steps.
+        # A process generates the rows of its micro-batches in all steps.
         rollout = [flat(process) for process in zip(*steps, strict=True)]
 
         def items_of(pieces, processes):
@@ -191,12 +183,14 @@ class Adapter:
         return answer
 
     def policy_step(self, inputs, options):
-        refuse(options)
-        return self.step_by(self.GRPO, without_advantage(inputs), needed_for(options))
+        inputs = without_advantage(inputs)
+        self.refuse_step(inputs, options)
+        is_gate = options["objective"] == "soft_gate"
+        refuse_if(is_gate and options["mean"] != "rows", "sapo has a mean over rows")
+        return self.step_by(self.GRPO, inputs, needed_for(options))
 
     def weighted_logprob_step(self, inputs, options):
-        has_floor = options["clip_low"] < 1
-        refuse_if(has_floor, "the weight has an upper bound alone")
+        refuse_if(options["clip_low"] < 1, "the weight has only an upper bound")
         refuse_if(options["mean"] != "tokens", "cispo has a mean over tokens")
         options = options | {"objective": "weighted_logprob", "ratio": "token"}
         needed = needed_for(options) | {"epsilon_high": 1 + options["clip_high"]}
@@ -208,12 +202,14 @@ class Adapter:
 
     def step_by(self, trainer_class, inputs, needed):
         sizes = set(map(len, flat(pieces_of(inputs, 1))))
-        refuse_if(len(sizes) > 1, "micro-batches have one size, per_device_train_batch_size")
+        refuse_if(len(sizes) > 1, "micro-batches have the same size, per_device_train_batch_size")
+
+        has_moved = inputs["logprobs"] != inputs["old_logprobs"]
 
         def losses_of(parts, processes):
             config = self.config(trainer_class, needed, micro_batches=len(parts))
             one_update = config.num_iterations * config.steps_per_generation <= len(parts)
-            refuse_if(has_moved(inputs) and one_update, "one update of a rollout: ratios are 1")
+            refuse_if(has_moved and one_update, "with one update of a rollout all ratios are 1")
             items = self.items(torch.cat([part.mask for part in parts]), processes)
             trainer = loss_trainer(config, processes.count)
             for part in parts:
@@ -228,7 +224,7 @@ class Adapter:
         return policy_answer(inputs, losses_of)
 
     def accumulated(self, loss, trainer_class, micro_batches):
-        """What a micro-batch adds to the loss of the step, by the Trainer of transformers."""
+        """Return what a micro-batch adds to the step's loss, by transformers' Trainer."""
         trainer = SimpleNamespace(
             loss_is_scaled_for_ga=trainer_class.loss_is_scaled_for_ga,
             current_gradient_accumulation_steps=micro_batches,
@@ -249,8 +245,7 @@ class Adapter:
     # --- KL ---
 
     def kl(self, logprobs, old, ref, estimator):
-        """The KL of each token (R, T): the loss of that token alone, with advantage 0."""
-        refuse_if(estimator not in ("k3", "k3_weighted"), K3_ALONE)
+        """Return the KL of each token (R, T): the loss of that token alone, with advantage 0."""
         needed = {"loss_type": "dr_grpo", "max_completion_length": 1, "beta": 1.0}
         needed["use_bias_correction_kl"] = estimator == "k3_weighted"
         trainer = loss_trainer(self.config(self.GRPO, needed), processes=1)
@@ -265,12 +260,6 @@ class Adapter:
                 values.append(micro_batch_loss(self.GRPO, trainer, part, {}))
         return torch.stack(values).view(logprobs.shape)
 
-    def kl_tokens(self, inputs, options):
-        return kl_answer(inputs, options, self.kl)
-
-    def kl_expected_gradient(self, inputs, options):
-        return expected_kl_answer(inputs, options, self.kl)
-
     def soft_overlong(self, inputs, options):
         reward = self.soft_punishment(options["max_tokens"], options["cache"])
         return {"penalties": reward([[0] * length for length in inputs["lengths"]])}
@@ -279,11 +268,11 @@ class Adapter:
 
     def preference_loss(self, inputs, options):
         ignored = options["label_smoothing"] and options["loss"] == "sigmoid"
-        refuse_if(ignored, "label_smoothing acts in robust and exo_pair; sigmoid ignores it")
+        refuse_if(ignored, "label_smoothing is for robust and exo_pair; sigmoid ignores it")
         refuse_if(options["reference_free"], "there is a reference")
         tables = inputs["chosen_logprobs"] + inputs["rejected_logprobs"]
         logprobs = padded(tables).requires_grad_()
-        # A prompt of one token stands before each completion.
+        # Each completion follows a prompt of one token.
         mask = padded([[0, *[1] * len(row)] for row in tables]).long()
         trainer = self.pair_trainer(options)
 
@@ -317,7 +306,7 @@ class Adapter:
         )
 
     def accumulated_pairs(self, inputs, count, trainer_class, loss_of):
-        """The loss of a step; `loss_of(pairs, rows)` of a micro-batch, `rows` with the chosen first."""
+        """Return the loss of a step from `loss_of(pairs, rows)`; of rows the chosen come first."""
         pieces = pieces_of(inputs, count)[0]
         total = 0.0
         for pairs in pieces:
@@ -358,10 +347,9 @@ class Adapter:
 
 
 def needed_for(options):
-    """The settings of GRPOConfig that a case of a step needs.
+    """Return the settings of GRPOConfig that a case of a step needs.
 
-    More than one update of a rollout: with the default of one no log-prob has moved from its old
-    value.
+    num_iterations is 2, since with the default of 1 log-probs and old log-probs are equal.
     """
     objective = options["objective"]
     needed = {
@@ -392,11 +380,12 @@ def needed_for(options):
 
 
 def without_advantage(inputs):
-    """A row without a reward has advantage 0, by `torch.nan_to_num`, and stays in the mask."""
-    if "scored" not in inputs:
-        return inputs
-    pairs = zip(inputs["advantages"], inputs["scored"], strict=True)
-    return inputs | {"advantages": [advantage * scored for advantage, scored in pairs]}
+    """Give rows without a reward advantage 0, as `torch.nan_to_num` does; they stay in the mask."""
+    inputs = dict(inputs)
+    if "scored" in inputs:
+        pairs = zip(inputs["advantages"], inputs.pop("scored"), strict=True)
+        inputs["advantages"] = [advantage * scored for advantage, scored in pairs]
+    return inputs
 
 
 def micro_batch_loss(trainer_class, trainer, part, given):
@@ -422,7 +411,7 @@ def batch_of(part):
 
 
 def trainer_basics(processes):
-    """What the loss methods read, apart from options. They gather numbers for the log alone."""
+    """Return what the loss methods read besides options; what they gather is for the log."""
     accelerator = SimpleNamespace(
         num_processes=processes,
         gather=lambda tensor: tensor,
@@ -442,7 +431,7 @@ def trainer_basics(processes):
 
 
 def loss_trainer(config, processes):
-    """A GRPOTrainer as its `__init__` reads the configuration, as far as the loss needs it."""
+    """Return as much of a GRPOTrainer as the loss needs, set as by its `__init__`."""
     bound = config.epsilon if config.epsilon_high is None else config.epsilon_high
     return SimpleNamespace(
         args=config,
@@ -462,16 +451,3 @@ def loss_trainer(config, processes):
         _entropy_bonus_enabled=config.entropy_coef != 0 or config.use_adaptive_entropy,
         **trainer_basics(processes),
     )
-
-
-def refuse(options):
-    objective = options["objective"]
-    estimator = (options.get("kl") or {}).get("estimator")
-    refuse_if(objective not in ("clip", "soft_gate"), f"no loss_type has the objective {objective}")
-    by_row = options["mean"] == "rows"
-    refuse_if(objective == "soft_gate" and not by_row, "sapo has a mean over rows")
-    refuse_if("max_ratio" in options, "no loss_type is DCPO's")
-    by_token = options["ratio"] == "sequence_token"
-    refuse_if(by_token, "importance_sampling_level is token or sequence")
-    refuse_if(options["mean"] not in LOSS_TYPES, f"no loss_type is a mean over {options['mean']}")
-    refuse_if(estimator in ("k1", "k2"), K3_ALONE)

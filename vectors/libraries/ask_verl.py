@@ -1,9 +1,8 @@
 """What verl computes: core_algos.py, its loss functions, and the statements that count for them.
 
-The options come from verl's own YAML files: what a case does not need is at its default.
+Options come from verl's own YAML files. What a case does not need has its default.
 """
 
-import ast
 import copy
 from types import SimpleNamespace
 
@@ -11,37 +10,25 @@ import numpy as np
 import torch
 import yaml
 
+from library import PPOLibrary, refuse_if
 from sources import Source, version_in
 from tensors import (
     coefficients_after,
-    expected_kl_answer,
     flat,
     group_numbers,
     grouped,
-    kl_answer,
     on_last_token,
-    ones_like,
-    padded,
     policy_answer,
-    refuse_if,
-    rows_like,
     totals_answer,
-    value_answer,
 )
 
 NO_DUAL_CLIP = 1e9  # `clip_ratio_c` cannot be turned off,
 NO_VALUE_CLIP = 1e9  # nor can `cliprange_value`.
-MODES = {  # of `loss_mode`, by objective
+MODES = {  # `loss_mode` by objective
     "soft_gate": "sapo",
     "divergence": "dppo_tv",
     "geometric_mean": "geo_mean",
     "weighted_logprob": "cispo",
-}
-ESTIMATORS = {  # of `adv_estimator`, by baseline and deviation
-    ("leave_one_out", "none"): "rloo",
-    ("group_mean", "batch_of_centred"): "reinforce_plus_plus_baseline",
-    ("group_mean", "group"): "grpo",
-    ("group_mean", "none"): "grpo",
 }
 MEANS = {
     "tokens": "token-mean",
@@ -49,27 +36,27 @@ MEANS = {
     "sums": "seq-mean-token-sum",
     "constant": "seq-mean-token-sum-norm",
 }
-HELPERS = [
-    "masked_sum",
-    "masked_mean",
-    "masked_var",
-    "masked_whiten",
-    "clip_by_value",
-    "get_response_mask",
-]
+ESTIMATORS = {  # `adv_estimator`
+    ("leave_one_out", "none"): "rloo",
+    ("group_mean", "batch_of_centred"): "reinforce_plus_plus_baseline",
+    ("group_mean", "group"): "grpo",
+    ("group_mean", "none"): "grpo",
+}
+HELPERS = ["masked_sum", "masked_mean", "masked_var", "masked_whiten", "clip_by_value"]
+HELPERS += ["get_response_mask"]
 FROM_CORE = ["agg_loss", "compute_value_loss", "get_policy_loss_fn", "kl_penalty"]
 CORRECTION = ["SAFETY_BOUND", "_parse_rollout_is_threshold", "compute_rollout_correction_weights"]
 
 
 class Configuration(SimpleNamespace):
-    """verl's configurations can be read like a dictionary too."""
+    """A configuration of verl, which can also be read like a dictionary."""
 
     def get(self, name, default=None):
         return getattr(self, name, default)
 
 
 class Batch(dict):
-    """As much of a TensorDict as the loss functions ask for."""
+    """As much of a TensorDict as the loss functions use."""
 
     def select(self, *names):
         return Batch({name: self[name] for name in names})
@@ -79,7 +66,7 @@ class Batch(dict):
 
 
 class Metric:
-    """A number for the log, which nobody reads here."""
+    """A number for the log, which is not read here."""
 
     def __init__(self, value, aggregation):
         self.value = value
@@ -90,7 +77,7 @@ class Metric:
 
 
 def load_core(folder, helpers):
-    """The whole of core_algos.py, with stand-ins for the classes of configurations."""
+    """Return all of core_algos.py, with stand-ins for the configuration classes."""
     source = Source(folder / "trainer" / "ppo" / "core_algos.py")
     return source.whole(
         ["verl", "omegaconf"],
@@ -103,7 +90,7 @@ def load_core(folder, helpers):
 
 
 def load_losses(folder, core, helpers):
-    """`ppo_loss` and `value_loss`, which the engine calls for each micro-batch."""
+    """Return `ppo_loss` and `value_loss`, which the engine calls for each micro-batch."""
     source = Source(folder / "workers" / "utils" / "losses.py")
     return source.definitions(
         "ppo_loss",
@@ -117,7 +104,7 @@ def load_losses(folder, core, helpers):
 
 
 def load_defaults(folder):
-    """The sections `actor`, `algorithm` and `rollout` of the configuration of a run."""
+    """Return the sections `actor`, `algorithm` and `rollout` of verl's configuration."""
 
     def read(name):
         return yaml.safe_load((folder / "trainer" / "config" / name).read_text(encoding="utf-8"))
@@ -131,9 +118,18 @@ def load_defaults(folder):
     }
 
 
-class Adapter:
+class Adapter(PPOLibrary):
+    loss = "loss_mode"
+    mean = "loss_agg_mode"
+    objectives = ("clip", *MODES)
+    ratios = ("token", "sequence", "sequence_token")
+    means = MEANS
+    kl_estimators = ("k1", "k2", "k3")
+    expected_kl_estimators = ("k3_weighted",)
+    estimators = ESTIMATORS
+    needs_rewards = "all rows must have a reward: NaN would spread to the whole group"
+
     def __init__(self, packages):
-        self.row = None  # settings of settings.toml, for those that a case needs
         self.name = f"verl {version_in(packages, 'verl')}"
         folder = packages / "verl"
         self.defaults = load_defaults(folder)
@@ -162,66 +158,47 @@ class Adapter:
 
     # --- settings ---
 
-    def parsed(self, settings):
-        """{name: value} of settings such as actor.clip_ratio_c=1e9; a new name begins with +."""
-        values = {}
-        for setting in settings:
-            name, _, text = setting.partition("=")
-            try:
-                values[name] = ast.literal_eval(text)
-            except (ValueError, SyntaxError):
-                values[name] = text
-        return values
-
     def config(self, needed):
-        """The configuration with the settings of a row, or else those that are needed."""
-        settings = needed if self.row is None else self.row
+        """Return the configuration with the chosen settings. A new name begins with +."""
         config = copy.deepcopy(self.defaults)
-        for name, value in settings.items():
+        for name, value in self.chosen(needed).items():
             *sections, key = name.removeprefix("+").split(".")
             section = config
             for part in sections:
                 section = section[part]
             if name.startswith("+") == (key in section):
-                raise LookupError(f"{name}: a name that is there has no +, and a new one has it")
+                raise LookupError(f"{name}: new names begin with +, existing ones do not")
             section[key] = value
         return config
 
     # --- advantages ---
 
-    def group_advantages(self, inputs, options):
-        groups = inputs["rewards"]
-        rewards = flat(groups)
-        refuse_if(None in rewards, "a row must have a reward: NaN would reach its whole group")
-        kind = (options["baseline"], options["deviation"])
-        refuse_if(
-            kind not in ESTIMATORS, f"no estimator has baseline {kind[0]} and deviation {kind[1]}"
-        )
+    def advantages(self, groups, estimator, options):
         needed = {
-            "algorithm.adv_estimator": ESTIMATORS[kind],
-            "algorithm.norm_adv_by_std_in_grpo": kind[1] == "group",
+            "algorithm.adv_estimator": estimator,
+            "algorithm.norm_adv_by_std_in_grpo": options["deviation"] == "group",
             "rollout.n": max(map(len, groups)),
         }
         config = self.config(needed)
         algorithm = config["algorithm"]
         refuse_small_groups(config, groups)
         refuse_if(algorithm["adv_estimator"] == "gae", "the advantages are those of a critic")
-        # Reward managers give float32, here to the only token of each row.
-        rewards = torch.tensor(rewards)[:, None]
+        # Reward managers return float32, here for the only token of each row.
+        rewards = torch.tensor(flat(groups))[:, None]
         index = np.array(group_numbers(groups))
-        estimator = self.core.get_adv_estimator_fn(algorithm["adv_estimator"])
+        function = self.core.get_adv_estimator_fn(algorithm["adv_estimator"])
         given = {}
         if algorithm["adv_estimator"] == "grpo":
             given["norm_adv_by_std_in_grpo"] = algorithm["norm_adv_by_std_in_grpo"]
-        advantages, _ = estimator(rewards, torch.ones_like(rewards), index, **given)
-        return {"advantages": grouped(advantages[:, 0].tolist(), groups)}
+        advantages, _ = function(rewards, torch.ones_like(rewards), index, **given)
+        return advantages[:, 0].tolist()
 
     def decoupled_advantages(self, inputs, options):
         groups = inputs["parts"][0]
         columns = {}
         for number, part in enumerate(inputs["parts"]):
             columns[f"part {number}"] = flat(part)
-        refuse_if(None in flat(columns.values()), "a row must have each part of the reward")
+        refuse_if(None in flat(columns.values()), "all rows must have each reward term")
         rows = len(flat(groups))
         needed = {
             "algorithm.adv_estimator": "gdpo",
@@ -232,7 +209,7 @@ class Adapter:
         config = self.config(needed)
         refuse_small_groups(config, groups)
         is_gdpo = config["algorithm"]["adv_estimator"] == "gdpo"
-        refuse_if(not is_gdpo, "another estimator takes the sum of the parts")
+        refuse_if(not is_gdpo, "other estimators take the sum of the terms")
         # A prompt of one token, and a completion of one.
         batch = {"prompts": torch.ones(rows, 1), "attention_mask": torch.ones(rows, 2).long()}
         advantages, _ = self.core.compute_gdpo_outcome_advantage(
@@ -253,7 +230,7 @@ class Adapter:
     # --- one optimizer step ---
 
     def totals(self, count_rows, parts, processes):
-        """What engine and trainer count, as they put it into the batch of one process."""
+        """Return what engine and trainer count, as they put it into the batch of a process."""
         data = Batch(loss_mask=torch.cat([part.mask for part in parts]))
         reduction = SimpleNamespace(SUM="sum")
         distributed = SimpleNamespace(all_reduce=processes.all_reduce, ReduceOp=reduction)
@@ -281,13 +258,17 @@ class Adapter:
         return {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")}
 
     def step_totals(self, inputs, options):
+        refuse_if("scored" in inputs, "all rows must have a reward")
+
         def totals_of(parts, processes):
             return [self.totals(self.count_actor_rows, parts, processes)] * len(parts)
 
         return totals_answer(inputs, totals_of)
 
     def policy_step(self, inputs, options):
-        refuse(inputs, options)
+        self.refuse_step(inputs, options)
+        is_gate = options["objective"] == "soft_gate"
+        refuse_if(is_gate and options["mean"] != "rows", "sapo has a mean over rows")
         config = self.config(needed_for(options))
         actor = Configuration(**config["actor"], global_batch_info={})
         correction = config["algorithm"]["rollout_correction"]
@@ -311,7 +292,7 @@ class Adapter:
 
         answer = policy_answer(inputs, losses_of)
         if options["objective"] == "divergence":
-            del answer["loss"]  # It is that of r, as a constant, times the log-prob.
+            del answer["loss"]  # it is the log-prob times r as a constant
         return answer
 
     def weighted_logprob_step(self, inputs, options):
@@ -335,71 +316,45 @@ class Adapter:
     # --- KL ---
 
     def kl(self, logprobs, old, ref, estimator):
-        # k3+ has the value of k3 and the gradient of k2: on policy that of the weighted k3.
+        # k3+ has the value of k3 and the gradient of k2, on policy that of the weighted k3.
         kind = "k3+" if estimator == "k3_weighted" else estimator
         return self.core.kl_penalty(logprobs, ref, kind)
 
-    def kl_tokens(self, inputs, options):
-        is_weighted = options["estimator"] == "k3_weighted"
-        refuse_if(is_weighted, "no KL is weighted by the ratio")
-        return kl_answer(inputs, options, self.kl)
-
-    def kl_expected_gradient(self, inputs, options):
-        return expected_kl_answer(inputs, options, self.kl)
-
     # --- PPO ---
 
-    def shaped_rewards(self, inputs, options):
-        table = inputs["old_logprobs"]
-        logprobs = {
-            "old_log_probs": padded(table),
-            "ref_log_prob": padded(inputs["ref_logprobs"]),
-        }
+    def token_rewards(self, old, ref, scores, mask, kl_coef):
         names = self.kl_in_reward(
             core_algos=self.core,
-            data=SimpleNamespace(batch=logprobs),
+            data=SimpleNamespace(batch={"old_log_probs": old, "ref_log_prob": ref}),
             kl_penalty="kl",
-            response_mask=padded(ones_like(table)),
-            token_level_scores=on_last_token(inputs["scores"], table),
-            kl_ctrl=SimpleNamespace(value=options["kl_coef"]),
+            response_mask=mask,
+            token_level_scores=on_last_token(scores, mask),
+            kl_ctrl=SimpleNamespace(value=kl_coef),
         )
-        return {"rewards": rows_like(names.token_level_rewards, table)}
+        return names.token_level_rewards
 
-    def gae(self, inputs, options):
+    def critic_advantages(self, rewards, values, mask, gamma, gae_lambda):
         algorithm = self.config({})["algorithm"]
-        refuse_if(algorithm["adv_estimator"] != "gae", "the estimator is another")
-        values = padded(inputs["values"])
-        mask = padded(inputs["mask"])
-        _, returns = self.core.compute_gae_advantage_return(
-            padded(inputs["rewards"]), values, mask, options["gamma"], options["lambda"]
-        )
-        # It returns whitened advantages. Before that they were the returns less the values.
-        advantages = (returns - values) * mask
-        return {"advantages": advantages.tolist(), "returns": (returns * mask).tolist()}
+        refuse_if(algorithm["adv_estimator"] != "gae", "the estimator is not GAE")
+        gae = self.core.compute_gae_advantage_return
+        _, returns = gae(rewards, values, mask, gamma, gae_lambda)
+        # It returns whitened advantages, which before were the returns minus the values.
+        return returns - values, returns
 
-    def whiten(self, inputs, options):
-        refuse_if(options["std_ddof"] != 1, "masked_whiten has ddof 1")
-        mask = padded(inputs["mask"])
-        whitened = self.helpers.masked_whiten(padded(inputs["advantages"]), mask)
-        return {"advantages": (whitened * mask).tolist()}
+    def whitened(self, advantages, mask, eps):
+        return self.helpers.masked_whiten(advantages, mask)
 
-    def value_loss(self, inputs, options):
+    def value_losses(self, parts, processes, options):
         config = Configuration(
             cliprange_value=options["value_clip"] or NO_VALUE_CLIP,
             loss_agg_mode=MEANS[options["mean"]],
             loss_scale_factor=None,
         )
-
-        def losses_of(parts, processes):
-            totals = self.totals(self.count_critic_rows, parts, processes)
-            for part in parts:
-                batch = Batch(
-                    totals, values=part.old, returns=part.returns, response_mask=part.mask
-                )
-                loss, _ = self.losses.value_loss(config, {"values": part.values}, batch)
-                yield loss
-
-        return value_answer(inputs, losses_of)
+        totals = self.totals(self.count_critic_rows, parts, processes)
+        for part in parts:
+            batch = Batch(totals, values=part.old, returns=part.returns, response_mask=part.mask)
+            loss, _ = self.losses.value_loss(config, {"values": part.values}, batch)
+            yield loss
 
     def adaptive_kl(self, inputs, options):
         return coefficients_after(self.core.AdaptiveKLController, inputs, options)
@@ -415,14 +370,14 @@ class Adapter:
 
 
 def trainer_config(rows):
-    """The step has rows / n prompts, and n rows a prompt; only the product counts."""
+    """Return a configuration of `rows` rows a step; only prompts times n matters, so n is 1."""
     sizes = Configuration(ppo_mini_batch_size=rows, ppo_epochs=1, data_loader_seed=0, shuffle=False)
     actor_rollout_ref = Configuration(actor=sizes, rollout=Configuration(n=1))
     return Configuration(critic=sizes, actor_rollout_ref=actor_rollout_ref)
 
 
 def needed_for(options):
-    """The settings that a case of a step needs."""
+    """Return the settings that a case of a step needs."""
     bound = options.get("max_divergence")
     by_ratio = "vanilla" if options["ratio"] == "token" else "gspo"
     needed = {
@@ -444,7 +399,7 @@ def needed_for(options):
     if "sampler_cap" in options:
         threshold = options["sampler_cap"]
         if options.get("beyond_cap") == "mask":
-            # Two bounds mask. The lower one must be positive.
+            # Two bounds mask, and the lower one must be positive.
             threshold = f"{options.get('sampler_floor', 1e-9)}_{threshold}"
         needed["algorithm.rollout_correction.rollout_is"] = "token"
         needed["algorithm.rollout_correction.rollout_is_threshold"] = threshold
@@ -452,19 +407,6 @@ def needed_for(options):
 
 
 def refuse_small_groups(config, groups):
-    """A rollout samples `rollout.n` completions of a prompt: by default one."""
+    """Refuse groups larger than `rollout.n`, which is 1 by default."""
     is_small = config["rollout"]["n"] < max(map(len, groups))
     refuse_if(is_small, "rollout.n is smaller than a group")
-
-
-def refuse(inputs, options):
-    objective = options["objective"]
-    mean = options["mean"]
-    estimator = (options.get("kl") or {}).get("estimator")
-    is_known = objective in ("clip", *MODES)
-    refuse_if(not is_known, f"no loss_mode has the objective {objective}")
-    refuse_if(objective == "soft_gate" and mean != "rows", "sapo has a mean over rows")
-    refuse_if("max_ratio" in options, "no loss_mode is DCPO's")
-    refuse_if(mean not in MEANS, f"no loss_agg_mode is a mean over {mean}")
-    refuse_if(estimator == "k3_weighted", "no KL is weighted by the ratio")
-    refuse_if("scored" in inputs, "a row must have a reward")

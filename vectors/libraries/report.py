@@ -1,12 +1,12 @@
-"""Asks TRL, verl, OpenRLHF and polgrad for answers to the test vectors, and prints the tables.
+"""Ask TRL, verl, OpenRLHF and polgrad for answers to the test vectors, and print tables of them.
 
     pip install trl==1.16.0 polgrad==0.2.1
     pip install --no-deps --target runs/packages verl==0.9.1 openrlhf==0.11.2
     python vectors/libraries/report.py runs/packages --write docs/conventions.md
 
-verl and OpenRLHF are not imported, so that none of their other requirements is needed.
-The exit code is 1 where a difference has no reason in reasons.toml, or a reason no difference, and
-where the settings of settings.toml compute something else, or one of them is not needed.
+verl and OpenRLHF are not imported, so their requirements are not needed. The exit code is 1 if a
+difference has no reason in reasons.toml or a reason no difference, or if the settings in
+settings.toml compute something else or are not all needed.
 """
 
 import argparse
@@ -23,37 +23,25 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 import settings  # noqa: E402
-from tensors import NotOfferedError  # noqa: E402
+from library import NO_FUNCTION  # noqa: E402
 from vectors import check  # noqa: E402
 
 LIBRARIES = ["trl", "verl", "openrlhf", "polgrad"]
-BEGIN = "<!-- {} from report.py -->"  # the answers, the settings
+BEGIN = "<!-- {} from report.py -->"  # with "the answers" or "the settings"
 END = "<!-- to here -->"
 SAME = "same"
 SAME32 = "same32"  # the same in float32
 PART = "part"
 OTHER = "other"
 NONE = "-"
-NO_FUNCTION = "no such function"
 
 
 def adapter_of(library, packages):
-    """The adapter that asks a library: a method for each operation that the library has."""
     return importlib.import_module(f"ask_{library}").Adapter(packages)
 
 
-def answer(adapter, case):
-    operation = getattr(adapter, case["operation"], None)
-    if operation is None:
-        return {"not_offered": NO_FUNCTION}
-    try:
-        return operation(case["inputs"], case["options"])
-    except NotOfferedError as reason:
-        return {"not_offered": str(reason)}
-
-
 def verdict_of(case, answer):
-    """(verdict, text) in float64, or else in the tolerance of float32."""
+    """Return (verdict, text) in float64, or else in the tolerance of float32."""
     if "not_offered" in answer:
         return NONE, answer["not_offered"]
     verdict, text = check.compare(case, answer)
@@ -67,12 +55,12 @@ def verdict_of(case, answer):
 
 def verdicts_of(adapter, cases):
     torch.set_num_threads(1)
-    return {name: verdict_of(case, answer(adapter, case)) for name, case in cases.items()}
+    return {name: verdict_of(case, adapter.answer(case)) for name, case in cases.items()}
 
 
 def is_right(adapter, case):
-    """Whether an adapter computes what a case says, as far as it answers."""
-    verdict, _ = verdict_of(case, answer(adapter, case))
+    """Return whether what an adapter answers to a case is right."""
+    verdict, _ = verdict_of(case, adapter.answer(case))
     return verdict in (SAME, SAME32, PART)
 
 
@@ -80,12 +68,12 @@ def is_right(adapter, case):
 
 
 def entries_of(library):
-    """The entries of reasons.toml: each has `cases`, a `reason`, and `where` the source says so."""
+    """Return the entries of reasons.toml: `cases`, `reason`, and `where` its code says so."""
     return tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))[library]
 
 
 def unexplained(library, verdicts):
-    """Cases that differ without a reason, and cases that have a reason and do not differ."""
+    """Return the cases that differ without a reason, or that have a reason without differing."""
     differing = {case for case, (verdict, _) in verdicts.items() if verdict == OTHER}
     explained = set()
     for entry in entries_of(library):
@@ -97,7 +85,7 @@ def unexplained(library, verdicts):
 
 
 def table(names, verdicts, cases):
-    """A row for each case that some library answers otherwise, a column for each library."""
+    """Return a table of the cases that some library answers differently."""
     lines = ["| case | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
     for case in cases:
         cells = []
@@ -122,7 +110,7 @@ def totals(names, verdicts):
 
 
 def differences(names, verdicts):
-    """For each library a heading, and a line for each reason with its cases and their answers."""
+    """Return a section per library: a line per reason, with its cases and verdicts."""
     lines = []
     for library, name in names.items():
         lines += ["", f"#### {name}", ""]
@@ -138,7 +126,7 @@ def differences(names, verdicts):
 
 
 def not_offered(names, verdicts):
-    """The reasons that adapters give, each with its cases."""
+    """Return a table of the reasons that adapters give for refusals, with their cases."""
     lines = ["| library | why | cases |", "|---" * 3 + "|"]
     for library, name in names.items():
         by_reason = defaultdict(list)
@@ -163,7 +151,7 @@ def markdown(names, verdicts, cases):
 
 
 def write(page, texts):
-    """Put each text {name: text} between the marks of its name on a page."""
+    """Put texts {name: text} between the marks with their names on a page."""
     content = page.read_text(encoding="utf-8")
     for name, text in texts.items():
         begin = BEGIN.format(name)
@@ -176,7 +164,9 @@ def write(page, texts):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("packages", type=pathlib.Path, help="the folder with verl and OpenRLHF")
-    parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="put the tables there")
+    parser.add_argument(
+        "--write", type=pathlib.Path, metavar="PAGE", help="write the tables into PAGE"
+    )
     options = parser.parse_args()
     cases = check.load_cases()
     names = {}
@@ -187,7 +177,7 @@ def main():
         names[library] = adapter.name
         verdicts[library] = verdicts_of(adapter, cases)
         for case in unexplained(library, verdicts[library]):
-            problems.append(f"{library}: {case} has no reason, or no longer differs")
+            problems.append(f"{library}: {case} differs without a reason, or no longer differs")
         if library in settings.LIBRARIES:
             for problem in settings.problems(library, adapter, cases, is_right):
                 problems.append(f"{library}: {problem}")

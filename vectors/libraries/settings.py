@@ -1,4 +1,4 @@
-"""The settings of settings.toml: as cells of a table, and tried on the cases that they are for."""
+"""The settings of settings.toml: tried on their cases, and printed as a table."""
 
 import pathlib
 import re
@@ -9,20 +9,20 @@ LIBRARIES = {"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF"}
 
 
 def load_methods():
-    """{name: method} as settings.toml has them."""
+    """Return {name: method} of settings.toml."""
     content = tomllib.loads((HERE / "settings.toml").read_text(encoding="utf-8"))
     return {method["name"]: method for method in content["method"]}
 
 
 def base_of(method, library, methods):
-    """The settings of the method that this one adds to."""
+    """Return the settings of the method that this one adds to."""
     if "adds_to" not in method:
         return []
     return methods[method["adds_to"]][library]
 
 
 def for_case(setting, case):
-    """A setting with the number of a case in the place of the letter at its end."""
+    """Return a setting with the letter at its end replaced by a number of the case."""
     found = re.fullmatch(r"(.*[= ])([GLWKS])", setting)
     if not found:
         return setting
@@ -44,13 +44,13 @@ def number_of(letter, inputs, options):
     return len(inputs["logprobs"]) // len(set(inputs["groups"]))
 
 
-# --- tried ---
+# --- tests ---
 
 
 def problems(library, adapter, cases, is_right):
-    """What is wrong in a library's column: a case that comes out otherwise, and a setting too many.
+    """Return what is wrong in a library's column: wrong answers and needless settings.
 
-    `is_right(adapter, case)` says whether the adapter, with its `row`, computes what a case says.
+    `is_right(adapter, case)` tells whether the adapter with its `settings` answers a case right.
     """
     methods = load_methods()
     found = []
@@ -62,34 +62,34 @@ def problems(library, adapter, cases, is_right):
         chosen = [cases[case] for case in method.get(f"{library}_cases", method["cases"])]
         for case in chosen:
             if not with_settings(adapter, base + own, case, is_right):
-                found.append(f"{name}: {case['id']} comes out otherwise")
+                found.append(f"{name}: {case['id']} has another answer")
         for setting in own:
             rest = [other for other in base + own if other != setting]
             if all(is_right_without(adapter, rest, case, is_right) for case in chosen):
-                found.append(f"{name}: without {setting} it is the same")
+                found.append(f"{name}: {setting} is not needed")
     return found
 
 
 def is_right_without(adapter, rest, case, is_right):
     try:
         return with_settings(adapter, rest, case, is_right)
-    except Exception:  # The library itself refuses what is left, in a way of its own.
+    except Exception:  # the library itself rejects the remaining settings
         return False
 
 
 def with_settings(adapter, settings, case, is_right):
-    adapter.row = adapter.parsed([for_case(setting, case) for setting in settings])
+    adapter.settings = adapter.parsed([for_case(setting, case) for setting in settings])
     try:
         return is_right(adapter, case)
     finally:
-        adapter.row = None
+        adapter.settings = None
 
 
-# --- printed ---
+# --- the table ---
 
 
 def table():
-    """A row for each method."""
+    """Return the lines of a table with a row per method."""
     lines = ["| | " + " | ".join(LIBRARIES.values()) + " |", "|---" * 4 + "|"]
     for name, method in load_methods().items():
         title = f"**{name}**"

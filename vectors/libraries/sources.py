@@ -1,8 +1,8 @@
 """Run parts of a library's source file without the rest of the library.
 
-A trainer is one class with many dependencies, and its denominators stand in the middle of a method.
-So that a mistake in such a line would show, the very statements are cut out of the file and run,
-with stand-ins for the names around.
+A trainer is one class with many dependencies, and computes its denominators in the middle of a
+method. To test such a line, its statements are cut out of the file and run with stand-ins for the
+names that they use.
 """
 
 import __future__
@@ -17,13 +17,13 @@ import torch
 
 
 def version_in(folder, package):
-    """The version of a package that was installed into `folder`."""
+    """Return the version of a package installed in `folder`."""
     (found,) = importlib.metadata.distributions(name=package, path=[str(folder)])
     return found.version
 
 
 def run(code, **names):
-    """The names that code leaves, which begins with `names` and torch."""
+    """Run code with torch and `names`, and return the names that it leaves."""
     names = {"torch": torch, **names}
     exec(code, names)
     return SimpleNamespace(**names)
@@ -38,17 +38,17 @@ class Source:
         self.tree = ast.parse(self.text)
 
     def compiled(self, text, part):
-        # Annotations name classes that are not there. They are kept as text.
+        # Annotations stay text, since they name classes that are not there.
         flags = __future__.annotations.compiler_flag
         return compile(text, f"{self.path.name}: {part}", "exec", flags)
 
     def whole(self, without, **names):
-        """What the file defines, where `names` are given. Imports from `without` are left out."""
+        """Return what the file defines, given `names` in place of its imports from `without`."""
         kept = [node for node in self.tree.body if not imports_any(node, without)]
         return run(self.compiled(ast.unparse(ast.Module(kept, [])), "file"), **names)
 
     def definitions(self, *wanted, **names):
-        """The top-level functions, classes and constants `wanted`, where `names` are given."""
+        """Return the top-level functions, classes and constants `wanted`, given `names`."""
         kept = [node for node in self.tree.body if defines_any(node, wanted)]
         found = run(self.compiled(ast.unparse(ast.Module(kept, [])), "definitions"), **names)
         missing = [name for name in wanted if not hasattr(found, name)]
@@ -57,14 +57,14 @@ class Source:
         return found
 
     def function(self, name):
-        """The definition of a function or method, without its decorators."""
+        """Return the definition of a function or method, without its decorators."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
                 return node
         raise LookupError(f"{self.path} has no function {name}")
 
     def method(self, name):
-        """A method as a function."""
+        """Return a method as a function."""
         node = self.function(name)
         text = textwrap.dedent(self.lines(node.lineno, node.end_lineno))
         return getattr(run(self.compiled(text, name)), name)
@@ -73,10 +73,10 @@ class Source:
         return "".join(self.text.splitlines(keepends=True)[first - 1 : last])
 
     def statements(self, function, first, last=None):
-        """The code of a function from the statement that begins with `first` to that with `last`.
+        """Return statements of a function, from the one that starts with `first` to `last`.
 
-        It is returned as a function of the names that it reads, which returns those that it leaves.
-        With None for the function it is that of the program at the end of the file.
+        The result is a function of the names that they read, and returns the names that they leave.
+        With None for the function, the statements are those of the file itself.
         """
         body = self.function(function) if function else self.tree
         nodes = [node for node in ast.walk(body) if isinstance(node, ast.stmt)]
@@ -95,7 +95,7 @@ class Source:
 
 
 def imports_any(node, packages):
-    """Whether a statement imports from one of the packages, or relatively."""
+    """Return whether a statement imports from one of the packages, or relatively."""
     if isinstance(node, ast.ImportFrom):
         return node.level > 0 or node.module.split(".")[0] in packages
     if isinstance(node, ast.Import):

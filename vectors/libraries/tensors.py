@@ -1,30 +1,20 @@
-"""What the adapters share: tables of unequal rows as tensors, and steps over several processes."""
+"""Tables of ragged rows as tensors, and optimizer steps over several processes."""
 
 from types import SimpleNamespace
 
 import torch
 
-
-class NotOfferedError(Exception):
-    """The library has no way to compute this. The message says why."""
-
-
-def refuse_if(condition, reason):
-    if condition:
-        raise NotOfferedError(reason)
-
-
 # --- tables ---
 
 
 def padded(rows, dtype=torch.float64):
-    """A table of unequal rows as a tensor (R, T)."""
+    """Return a table of ragged rows as a tensor (R, T), padded with zeros."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=dtype)
 
 
 def rows_like(tensor, table):
-    """The rows of a tensor (R, T) as lists, each as long as that of the table."""
+    """Return the rows of a tensor (R, T) as lists, each as long as its row of the table."""
     return [row[: len(other)] for row, other in zip(tensor.tolist(), table, strict=True)]
 
 
@@ -32,16 +22,15 @@ def ones_like(table):
     return [[1] * len(row) for row in table]
 
 
-def on_last_token(scores, table):
-    """Each row's score on the last token of the row (R, T)."""
-    rows = []
-    for score, row in zip(scores, table, strict=True):
-        rows.append([0.0] * (len(row) - 1) + [score])
-    return padded(rows)
+def on_last_token(scores, mask):
+    """Return scores (R, T) that are on the last token of each row, and 0 elsewhere."""
+    last = mask.long().sum(dim=1, keepdim=True) - 1
+    scores = torch.tensor(scores, dtype=torch.float64)[:, None]
+    return torch.zeros(mask.shape, dtype=torch.float64).scatter(1, last, scores)
 
 
 def per_token(advantages, table):
-    """Each row's advantage is one number, or one for each of its tokens."""
+    """Return one advantage per token, from one per row or per token."""
     rows = []
     for advantage, row in zip(advantages, table, strict=True):
         rows.append(advantage if isinstance(advantage, list) else [advantage] * len(row))
@@ -53,12 +42,12 @@ def flat(lists):
 
 
 def group_numbers(groups):
-    """[[a, b], [c]] -> [0, 0, 1]"""
+    """Return the group of each row: [0, 0, 1] for [[a, b], [c]]."""
     return flat([number] * len(group) for number, group in enumerate(groups))
 
 
 def grouped(values, groups):
-    """The values of all rows, as lists of the groups' lengths."""
+    """Return the values of all rows as one list per group."""
     rest = iter(values)
     return [[next(rest) for _ in group] for group in groups]
 
@@ -67,10 +56,10 @@ def grouped(values, groups):
 
 
 class Rows(SimpleNamespace):
-    """Tensors with a row for each completion. One that the case does not have is None."""
+    """Tensors with a row per completion, or None where a case has none."""
 
     def piece(self, rows):
-        """The same for the rows of one micro-batch."""
+        """Return the rows of one micro-batch."""
         part = {}
         for name, tensor in vars(self).items():
             part[name] = None if tensor is None else tensor[rows]
@@ -78,7 +67,7 @@ class Rows(SimpleNamespace):
 
 
 def policy_rows(inputs):
-    """The tensors (R, T) of a policy's step. `logprobs` and `entropies` are leaves."""
+    """Return the tensors (R, T) of a policy's step. `logprobs` and `entropies` are leaves."""
     logprobs = inputs["logprobs"]
 
     def optional(name):
@@ -96,32 +85,17 @@ def policy_rows(inputs):
     )
 
 
-def value_rows(inputs):
-    """The tensors (R, T) of a critic's step. `values` is a leaf."""
-    return Rows(
-        values=padded(inputs["values"]).requires_grad_(),
-        old=padded(inputs["old_values"]),
-        returns=padded(inputs["returns"]),
-        mask=padded(ones_like(inputs["values"])).bool(),
-    )
-
-
 def pieces_of(inputs, rows):
-    """The rows of each micro-batch of each process. By default there is one of each."""
+    """Return the rows of each micro-batch of each process, one of each by default."""
     return inputs.get("pieces") or [[list(range(rows))]]
 
 
-def has_moved(inputs):
-    """Whether the policy is another than the old one, after an earlier update of the same rollout."""
-    return inputs["logprobs"] != inputs["old_logprobs"]
-
-
 class Processes:
-    """Several processes, run one after the other. `pieces` has their micro-batches.
+    """Processes that run one after the other. `pieces` has their micro-batches.
 
-    Where a library adds up over processes, it is given `all_reduce` or `gather` of this class. They
-    must know what the other processes give. So everything runs twice: the first time each process
-    writes down what it gives, call by call.
+    A library that communicates gets `all_reduce` or `gather` of this class, which need the tensors
+    of the other processes. So everything runs twice: the first run records the tensors of each
+    call.
     """
 
     def __init__(self, pieces):
@@ -134,7 +108,7 @@ class Processes:
         self.all_known = False
 
     def run(self, function):
-        """A list of `function(pieces of one process, self)`, which computes what it does."""
+        """Return [function(pieces of one process, self)] for all processes."""
         self.run_once(function)
         self.all_known = True
         return self.run_once(function)
@@ -148,7 +122,7 @@ class Processes:
         return results
 
     def gather(self, tensor):
-        """(processes, ...): what each process gives in this call."""
+        """Return the tensors of all processes (P, ...) in this call."""
         if not self.all_known:
             self.given[self.rank].append(tensor.detach().clone())
             return torch.stack([tensor] * self.count)
@@ -157,14 +131,14 @@ class Processes:
         return everyone
 
     def all_reduce(self, tensor, op=None, group=None):
-        """As torch.distributed.all_reduce with a sum: in place."""
+        """Sum over processes in place, as torch.distributed.all_reduce does."""
         tensor.copy_(self.gather(tensor).sum(dim=0))
 
 
 def step_loss(inputs, table, losses_of):
-    """The loss of a step as data parallelism leaves it, the mean over processes; with gradients.
+    """Return the loss of a step, the mean over processes, and leave the gradients in the table.
 
-    `losses_of(parts, processes)` gives what each micro-batch of one process adds to its loss.
+    `losses_of(parts, processes)` yields what each micro-batch of a process adds to its loss.
     """
 
     def loss_of(process, processes):
@@ -185,26 +159,19 @@ def policy_answer(inputs, losses_of):
     return answer
 
 
-def value_answer(inputs, losses_of):
-    table = value_rows(inputs)
-    loss = step_loss(inputs, table, losses_of)
-    return {"loss": loss, "gradient": rows_like(table.values.grad, inputs["values"])}
-
-
 def totals_answer(inputs, totals_of):
-    """The tokens and rows that each micro-batch is divided by, in each step of a rollout.
+    """Return the counts of tokens and rows that each micro-batch divides by, in each step.
 
-    `totals_of(parts, processes)` gives for each micro-batch of one process what it is told.
+    `totals_of(parts, processes)` yields the totals of each micro-batch of a process.
     """
-    refuse_if("scored" in inputs, "a row must have a reward")
     table = Rows(mask=padded(inputs["mask"]))
     answer = {"tokens": [], "rows": []}
 
-    def told(process, processes):
+    def totals_of_process(process, processes):
         return list(totals_of([table.piece(rows) for rows in process], processes))
 
     for pieces in inputs["steps"]:
-        totals = Processes(pieces).run(told)
+        totals = Processes(pieces).run(totals_of_process)
         for name, key in (("tokens", "batch_num_tokens"), ("rows", "global_batch_size")):
             numbers = [[float(counted[key]) for counted in process] for process in totals]
             answer[name].append(numbers)
@@ -214,28 +181,8 @@ def totals_answer(inputs, totals_of):
 # --- the other operations ---
 
 
-def kl_answer(inputs, options, kl):
-    """Value and gradient of `kl(logprobs, old, ref, estimator)` (R, T)."""
-    table = inputs["logprobs"]
-    logprobs = padded(table).requires_grad_()
-    old = padded(inputs.get("old_logprobs", table))
-    value = kl(logprobs, old, padded(inputs["ref_logprobs"]), options["estimator"])
-    value.sum().backward()
-    return {"value": rows_like(value, table), "gradient": rows_like(logprobs.grad, table)}
-
-
-def expected_kl_answer(inputs, options, kl):
-    """The gradient by the logits of `kl(logprobs, old, ref, estimator)` (1, V), over draws from old."""
-    logits = torch.tensor(inputs["logits"], dtype=torch.float64, requires_grad=True)
-    logprobs = logits.log_softmax(dim=0)[None]
-    old = torch.tensor(inputs["old_logits"], dtype=torch.float64).log_softmax(dim=0)[None]
-    ref = torch.tensor(inputs["ref_logits"], dtype=torch.float64).log_softmax(dim=0)[None]
-    (kl(logprobs, old, ref, options["estimator"]) * old.exp()).sum().backward()
-    return {"gradient": logits.grad.tolist()}
-
-
 def coefficients_after(controller_class, inputs, options):
-    """What an adaptive controller makes of the same coefficient after each of several KLs."""
+    """Return the coefficients of an adaptive controller after each KL, from the same start."""
     coefficients = []
     for kl in inputs["kl"]:
         controller = controller_class(inputs["kl_coef"], options["target"], options["horizon"])
@@ -245,7 +192,7 @@ def coefficients_after(controller_class, inputs, options):
 
 
 def score_pairs(inputs):
-    """The scores (2 B,) of pairs, the chosen ones first; a leaf."""
+    """Return the scores (2 B,) of pairs as a leaf, chosen ones first."""
     scores = inputs["chosen"] + inputs["rejected"]
     return torch.tensor(scores, dtype=torch.float64, requires_grad=True)
 
@@ -261,7 +208,7 @@ def score_answer(loss, scores):
 
 
 def preference_answer(loss, logprobs, inputs):
-    """The chosen rows of `logprobs` (2 B, T), a leaf, come first."""
+    """Return the answer for `logprobs` (2 B, T), a leaf with the chosen rows first."""
     loss.backward()
     chosen, rejected = logprobs.grad.chunk(2)
     return {

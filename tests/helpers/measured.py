@@ -1,0 +1,120 @@
+"""The memory that a step of grpo.py takes, by torch's own allocator, beside what tools/dry_run.py estimates."""
+
+import gc
+import types
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+import grpo
+from common.model import Policy
+from dry_run import Job, Sizes, estimate
+from fast.shortcuts import find_shortcuts
+from harness.loading import add_adapters, load_reference
+from harness.metrics import Metrics
+
+IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+
+def shape(hidden, layers, heads, key_heads, intermediate, vocabulary, tied):
+    """The sizes in the config.json of a Qwen2."""
+    return dict(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=intermediate,
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
+    )
+
+
+def meta_sizes(sizes):
+    with torch.device("meta"):
+        return Sizes(AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes, **IDS)))
+
+
+def random_policy(args, sizes, accelerator):
+    """A random Qwen2 of these sizes as a `Policy`, as `load_policy` makes it."""
+    config = AutoConfig.for_model("qwen2", **sizes, **IDS)
+    options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
+    lm = AutoModelForCausalLM.from_config(config, **options)
+    lm.generation_config = GenerationConfig()
+    lm.eval().to(accelerator.device)
+    fast = find_shortcuts(lm, not args.gradient_checkpointing, accelerator) if args.fast else None
+    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, fast)
+    if args.lora_rank:
+        add_adapters(lm, args)
+    if args.gradient_checkpointing:
+        lm.gradient_checkpointing_enable({"use_reentrant": False})
+    return policy.train()
+
+
+def measured(action, live, device):
+    """(peak, what is left) in bytes handed out by torch's allocator, `live` of them before `action`.
+
+    Resident memory would also hold the interpreter and the libraries, more than a model this small.
+    """
+    if device != "cpu":
+        before = torch.accelerator.memory_allocated(device)
+        torch.accelerator.reset_peak_memory_stats(device)
+        action()
+        most = torch.accelerator.max_memory_allocated(device)
+        return live + most - before, live + torch.accelerator.memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        action()
+    events = profiled.profiler.kineto_results.events()  # `profiled.events()` leaves out those inside operators
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    most = live
+    for _, change in changes:
+        live += change
+        most = max(most, live)
+    return most, live
+
+
+def measured_step(args, sizes, bf16=False, device="cpu"):
+    """{phase: bytes}: the peaks of the rollout and of the update, with AdamW's state there as after a first step."""
+    gc.collect()
+    AcceleratorState._reset_state(True)  # another test may have had another precision
+    accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if bf16 else "no")
+    held = types.SimpleNamespace()
+    ids = torch.arange(args.prompts_per_step * args.max_prompt_tokens) % 100 + 3
+    rows = ids.view(args.prompts_per_step, -1).tolist()
+    prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # each forward has padding
+
+    def build():
+        held.policy = random_policy(args, sizes, accelerator).to(device)
+        held.reference = load_reference(held.policy, args, accelerator)
+        held.model = accelerator.prepare(held.policy)
+        trained = [weight for weight in held.policy.parameters() if weight.requires_grad]
+        held.optimizer = torch.optim.AdamW(trained, 1e-6, fused=accelerator.device.type == "cuda" or None)
+        for weight in trained:
+            weight.grad = torch.zeros_like(weight)
+        held.optimizer.step()
+        held.optimizer.zero_grad()
+
+    def rollout():
+        with accelerator.autocast():
+            held.batch = grpo.rollout(held.policy, prompts, args.group_size, args.temperature, 1.0, (0,), args)
+        held.batch["loss_mask"] = held.batch["completion_mask"].fill_(True)
+        held.batch["advantages"] = torch.ones(len(held.batch["completions"]), 1, device=device)
+
+    def update():
+        groups = held.optimizer.param_groups
+        idle = types.SimpleNamespace(step=lambda: None, zero_grad=lambda: None, param_groups=groups)
+        grpo.update(accelerator, held.model, held.reference, idle, held.batch, args, Metrics())
+
+    _, live = measured(build, 0, device)
+    peaks = {}
+    for phase, action in (("rollout", rollout), ("update", update)):
+        peaks[phase], live = measured(action, live, device)
+    return peaks
+
+
+def estimated_step(args, sizes, bf16=False):
+    """What tools/dry_run.py gives for `measured_step`."""
+    totals = {phase: sum(terms.values()) for phase, terms in estimate(args, Job(bf16=bf16), meta_sizes(sizes)).items()}
+    return {"rollout": totals["rollout"], "update": max(totals["forward"], totals["backward"])}
