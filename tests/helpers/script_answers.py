@@ -72,7 +72,7 @@ def is_clipped(module):
     mask = torch.tensor([[True, True, True], [True, True, False]] * 2)
     old = torch.full_like(log_ratios, -1.0)
     advantages = torch.tensor([[1.0], [1.0], [-2.0], [-2.0]], dtype=torch.float64)
-    losses, _ = module.policy_loss(old + log_ratios, old, advantages, mask, args_of(module, **plain))
+    losses, _ = module.policy_loss(old + log_ratios, old, advantages, mask, args_of(module, **plain), old - 0.1)
     of_rows = torch.where(mask, log_ratios, 0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
     for ratio in (log_ratios.exp(), of_rows.exp()):
         objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.3) * advantages)
