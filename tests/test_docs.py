@@ -37,7 +37,7 @@ def test_the_readme_has_the_results_of_the_bare_commands():
 
 def test_the_readme_has_the_difference_that_its_command_prints():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    command, printed = re.search(r"```bash\npython (.* --text)\n```\n```diff\n(.*?)```", text, re.DOTALL).groups()
+    command, printed = re.search(r"```bash\npython ([^\n]* --text)\n```\n```diff\n(.*?)```", text, re.DOTALL).groups()
 
     def output(command):
         return subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True).stdout
