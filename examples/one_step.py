@@ -108,7 +108,8 @@ def second_update(module, old, new, reference, functions, rollout):
             micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
     if module is ppo:
         with torch.no_grad():
-            micro["old_values"] = ppo.load_critic(args, old)(micro, (None, None, None))
+            critic = ppo.load_critic(args, old)
+            micro["old_values"] = critic(micro, critic.token_states(micro))
         ppo.add_advantages(accelerator(), [micro], args, Metrics())
     found = backward(module, args, new, micro)
     low, high = 1 - args.clip_low, 1 + args.clip_high
