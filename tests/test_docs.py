@@ -5,6 +5,7 @@ import pathlib
 import re
 import statistics
 import subprocess
+import sys
 
 import pytest
 
@@ -36,18 +37,16 @@ def test_the_readme_has_the_results_of_the_bare_commands():
 
 def test_the_readme_has_the_difference_that_its_command_prints():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.search(r"```bash\n(diff .*)\n```\n```diff\n(.*?)```", text, re.DOTALL)
-    command, printed = blocks.groups()
+    command, printed = re.search(r"```bash\npython ([^\n]* --text)\n```\n```diff\n(.*?)```", text, re.DOTALL).groups()
 
     def output(command):
-        run = ["bash", "-c", command]
-        return subprocess.run(run, cwd=ROOT, capture_output=True, text=True).stdout
+        return subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True).stdout
 
     assert output(command) == printed
-    counts = re.findall(r"`(\w+\.py)` (\d+)", text.split("in so many lines:")[1].split("\n")[0])
+    counts = re.findall(r"`(\w+)\.py` (\d+)", text.split("begin with + or -")[1].split("\n")[0])
     assert len(counts) == 4
     for name, count in counts:
-        lines = output(command.replace("dr_grpo.py", name)).splitlines()
+        lines = output(command.replace("dr_grpo", name)).splitlines()
         assert sum(line.startswith(("+", "-")) for line in lines) == int(count), name
 
 

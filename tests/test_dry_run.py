@@ -243,7 +243,7 @@ def test_the_launcher_counts(environment, job, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "words, word",
     [
-        (["grpo.py", "--model_name_or_path", "/nowhere"], "folder that holds its config.json"),
+        (["grpo.py", "--model_name_or_path", "nobody/nothing"], "folder that holds its config.json"),
         (["grpo.py", "--num_generations", "8"], "use --group_size"),
         (["mine.py"], "mine.py is not a script"),
         (["json"], "json is not a script"),

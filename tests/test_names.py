@@ -37,7 +37,11 @@ def error_of(name, words):
         ("grpo", "actor_rollout_ref.actor.clip_ratio_low=0.2", "use --clip_low"),
         ("ppo", "+algorithm.kl_ctrl.kl_coef=0.1", "use --kl_coef; for a KL in the reward"),
         ("ppo", "--clip_ratio_c 3", "use --dual_clip"),  # the end of a key
-        ("grpo", "--clip_ratio_c 3", "here it is --dual_clip, an option of a recipe: python examples/recipes.py dual_clip"),
+        (
+            "grpo",
+            "--clip_ratio_c 3",
+            "here it is --dual_clip, an option of a recipe: python examples/recipes.py dual_clip",
+        ),
         ("dapo", "--dual_clip 3", "python examples/recipes.py dual_clip"),
         ("ppo", "--entropy_coeff 0.01", "use --entropy_coef"),
         ("grpo", "--entropy_coeff 0.01", "python examples/recipes.py entropy_bonus"),

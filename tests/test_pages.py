@@ -30,7 +30,6 @@ NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
     r"tools/throughput\.py": "minutes, and TRL",
     r"same_bits\.py COMMIT": "a commit of one's own",
     r"^nohup": "goes on in the background",
-    r"--watch|side_by_side\.py \w+ \w+$|--play": "ends with Ctrl-C, or opens a browser",
     r"\bmine\.py|my\.jsonl.*my_reward|\.\./mine": "a file of one's own, or a folder beside the project",
     r"tools/plot\.py": "matplotlib",
 }

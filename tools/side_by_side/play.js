@@ -16,7 +16,7 @@ const ALGORITHMS = [
   { id: "sapo", title: "SAPO", compute: sapo, equation: "sapo", axis: TOKEN_AXIS,
     sliders: { tau_positive: [0.25, 6, 0.05], tau_negative: [0.25, 6, 0.05] },
     note: "No clip: a sigmoid lets the gradient fade on both sides. Its code is examples/recipes/sapo.py." },
-  { id: "dual", title: "Dual clip", compute: dualClip, equation: "dual", axis: TOKEN_AXIS, code: "all/policy_loss",
+  { id: "dual", title: "Dual clip", compute: dualClip, equation: "dual", axis: TOKEN_AXIS, code: "grpo-ppo/policy_loss",
     sliders: { ...CLIP, dual_clip: [1.5, 4, 0.1] },
     note: "Where A < 0, GRPO's range does not stop a ratio that grows. The bound c does." },
   { id: "gspo", title: "GSPO", compute: gspo, equation: "gspo", axis: ROW_AXIS, code: "grpo-gspo/policy_loss",

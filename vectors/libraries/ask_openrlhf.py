@@ -50,8 +50,6 @@ class CommandLine:
 
 
 class Adapter(PPOLibrary):
-    ratio = "--actor.policy_loss_type"
-    mean = "--actor.loss_agg_mode"
     means = MEANS
     estimators = ESTIMATORS
     group_size = "n_samples_per_prompt"

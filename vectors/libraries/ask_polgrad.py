@@ -18,8 +18,6 @@ ESTIMATORS = {  # the function, or GroupNormConfig's `scale` for grpo_advantages
 
 
 class Adapter(PPOLibrary):
-    loss = "surrogate"
-    mean = "aggregation"
     ratios = ("token", "sequence", "sequence_token")
     kl_estimators = ("k1", "k2", "k3")
     estimators = ESTIMATORS

@@ -40,9 +40,6 @@ ESTIMATORS = {  # `scale_rewards` of GRPO, or RLOO
 
 
 class Adapter(Library):
-    loss = "loss_type"
-    ratio = "importance_sampling_level"
-    mean = "loss_type"
     objectives = ("clip", "soft_gate")
     means = LOSS_TYPES
     kl_estimators = ("k3", "k3_weighted")

@@ -119,8 +119,6 @@ def load_defaults(folder):
 
 
 class Adapter(PPOLibrary):
-    loss = "loss_mode"
-    mean = "loss_agg_mode"
     objectives = ("clip", *MODES)
     ratios = ("token", "sequence", "sequence_token")
     means = MEANS

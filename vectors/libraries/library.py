@@ -25,9 +25,6 @@ class Library:
     """
 
     settings = None  # those of settings.toml; by default those that a case needs
-    loss = "loss"  # what the library calls its choice of a loss,
-    ratio = "ratio"  # of a ratio
-    mean = "mean"  # and of a mean
     objectives = ("clip",)
     ratios = ("token", "sequence")
     kl_estimators = ("k1", "k2", "k3", "k3_weighted")
@@ -101,10 +98,10 @@ class Library:
         """Refuse a step whose objective, ratio, mean or KL the library does not have."""
         objective, ratio, mean = (options[name] for name in ("objective", "ratio", "mean"))
         has_objective = objective in self.objectives
-        refuse_if(not has_objective, f"no {self.loss} has the objective {objective}")
-        refuse_if("max_ratio" in options, f"no {self.loss} has DCPO's clip")
-        refuse_if(ratio not in self.ratios, f"no {self.ratio} has the ratio {ratio}")
-        refuse_if(mean not in self.means, f"no {self.mean} has a mean over {mean}")
+        refuse_if(not has_objective, f"no loss has the objective {objective}")
+        refuse_if("max_ratio" in options, "no loss has DCPO's clip")
+        refuse_if(ratio not in self.ratios, f"no loss has the ratio {ratio}")
+        refuse_if(mean not in self.means, f"no loss has a mean over {mean}")
         if "kl" in options:
             self.refuse_kl(options["kl"]["estimator"])
         refuse_if("scored" in inputs, "all rows must have a reward")

@@ -110,7 +110,7 @@ def totals(names, verdicts):
 
 
 def differences(names, verdicts):
-    """Return a section per library: a line per reason, with its cases and verdicts."""
+    """Return a section per library: a line per reason, with its cases and the checker's words."""
     lines = []
     for library, name in names.items():
         lines += ["", f"#### {name}", ""]
@@ -119,22 +119,24 @@ def differences(names, verdicts):
             cases = ", ".join(f"`{case}`" for case in known)
             texts = [verdicts[library][case][1] for case in known]
             answers = "; ".join(dict.fromkeys(texts)).replace("it follows: ", "")
-            lines.append(
-                f"- {cases}. {entry['reason']} Source: {entry['where']}. Checker: {answers}."
-            )
+            reason = f" {entry['reason']}" if entry["reason"] else ""
+            lines.append(f"- {cases}: {answers}.{reason} ({entry['where']})")
     return lines[1:]
 
 
 def not_offered(names, verdicts):
-    """Return a table of the reasons that adapters give for refusals, with their cases."""
-    lines = ["| library | why | cases |", "|---" * 3 + "|"]
+    """Return a table of the reasons that adapters give for refusals, with libraries and cases."""
+    refusals = defaultdict(list)  # {(reason, cases): libraries}
     for library, name in names.items():
         by_reason = defaultdict(list)
         for case, (verdict, text) in verdicts[library].items():
             if verdict == NONE and text != NO_FUNCTION:
                 by_reason[text].append(f"`{case}`")
         for reason, cases in by_reason.items():
-            lines.append(f"| {name.split()[0]} | {reason} | {', '.join(cases)} |")
+            refusals[reason, ", ".join(cases)].append(name.split()[0])
+    lines = ["| why | library | cases |", "|---" * 3 + "|"]
+    for (reason, cases), libraries in refusals.items():
+        lines.append(f"| {reason} | {', '.join(libraries)} | {cases} |")
     return lines
 
 
