@@ -127,6 +127,8 @@ def run_with_none(name, folder, condition):
     sizes = "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear --kl_coef 0"
     options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24 --save_every 1"
     options = [*options.split(), "--reward", f"{folder}/mine.py:mine"]
+    if hasattr(script(name).Args, "entropy_coef"):  # a bonus needs no reward
+        options += ["--entropy_coef", "0"]
     script(name).main([*options, "--output_dir", str(folder / "run")])
 
 
@@ -192,7 +194,7 @@ def test_first_ratio_is_exactly_one(name, updates):
 
 def test_zero_advantages_move_nothing(name):
     # Weights change when rewards differ, and do not (bitwise) when all groups agree.
-    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    module, args, policy, _, batch = prepared(name, kl_coef=0.0, entropy_coef=0.0)
     (moving,), _ = gradients(module, args, policy, batch)
     assert max(float(g.abs().max()) for g in moving) > 1e-4
     batch["advantages"] = torch.zeros_like(batch["advantages"])
