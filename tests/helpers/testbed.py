@@ -143,6 +143,15 @@ def advantages_of(module, rewards, args):
     return own(rewards, args, history)[0]
 
 
+def keeps_to_groups(module):
+    """Return whether the advantages of a group do not depend on the rewards of other groups."""
+    if not knows_advantages(module):
+        return True
+    rewards, args = torch.tensor([0.0, 1, 1, 1]).double(), args_of(module, group_size=2)
+    alone = torch.cat([advantages_of(module, half, args) for half in rewards.split(2)])
+    return torch.equal(advantages_of(module, rewards, args), alone)
+
+
 def learns_from_rewards(module, args):
     """Return whether the script's advantages are made of rewards, and not of the log-probs of a teacher."""
     if not knows_advantages(module):
