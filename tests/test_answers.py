@@ -7,6 +7,7 @@ tuples and lists, LaTeX), what must differ, choices, gold answers in data, time,
 
 import json
 import random
+import re
 import time
 import tracemalloc
 from decimal import Decimal
@@ -35,6 +36,7 @@ MARKERS = [
     ("## **Answer**\n**12**", "12"), ("#### Answer: 12", "12"), ("### Final Answer\n" r"$$\boxed{12}$$", "12"),
     ("答案是3", "3"), ("答案：3。", "3"), ("**答案**： 3", "3"), ("【答案】12", "12"), ("【答案】B【解析】因为", "B"),
     ("答：12", "12"), ("**答**:12。", "12"), ("故选：B", "B"), ("Answer：3", "3"),
+    ("#### 12</answer>", "12"), (r"<answer>\[ 12 \]</answer>", "12"), ("The answer is:\n\\[\n12\n\\]", "12"),
     # The last marker counts, whatever its kind, and one inside a box belongs to the box.
     (r"\boxed{1} #### 2", "2"), (r"#### 2" "\n" r"\boxed{1}", "1"), (r"<answer>1</answer> \boxed{2} answer: 3", "3"),
     ("#### 3\n#### ", "3"), (r"The answer is $\boxed{7}$.", "7"), (r"#### $\boxed{3}$", "3"),
@@ -51,7 +53,7 @@ REMARKS = [
     (r"\boxed{73}. The answer is correct.", "73"), (r"\boxed{73}" "\n\nThe answer is a prime number.", "73"),
     ("#### 73\nThe answer is correct.", "73"), ("Answer: 73\nI hope this answer is right.", "73"),
     ("The answer is 73. This answer is what we expected.", "73"), (r"\boxed{5} is the answer: it holds.", "5"),
-    ("The answer is 73 because 70 + 3 = 73.", "73"), ("So the answer is 73, which is prime.", "73"),
+    ("The answer is 73 because 70 + 3 = 73.", "73"), ("The answer is 73 since 70 + 3 = 73.", "73"), ("So the answer is 73, which is prime.", "73"),
     ("答案是73，因为70加3等于73。", "73"), ("答案是73。这个答案是正确的。", "73"),
     ("The final answer is 3. I hope it is correct. 4", "3"), ("The answer is blue.", "blue"),  # no other marker
 ]  # fmt: skip
@@ -63,7 +65,7 @@ THINKING = [
 ]  # fmt: skip
 BOXES = [
     (r"$x = \boxed{2}$ or $x = \boxed{3}$", "2, 3"), (r"\boxed{2} and \boxed{3}", "2, 3"), (r"\boxed{2}, \boxed{3}", "2, 3"),
-    (r"**\boxed{2}** and **\boxed{3}**", "2, 3"), (r"\boxed{2}、\boxed{3}。", "2, 3"), (r"\boxed{2}和\boxed{3}", "2, 3"),
+    (r"**\boxed{2}** and **\boxed{3}**", "2, 3"), (r"\boxed{2}; \fbox{3}", "2, 3"), (r"\fbox{2}, or \boxed{3}", "2, 3"), (r"\boxed{2}、\boxed{3}。", "2, 3"), (r"\boxed{2}和\boxed{3}", "2, 3"),
     (r"$x_1=\boxed{2}$, $x_2=\boxed{3}$", "2, 3"), (r"$$\boxed{2}\text{ or }\boxed{3}$$", "2, 3"),
     (r"\boxed{1}, \boxed{2}, and \boxed{3}", "1, 2, 3"), (r"From \boxed{7} we get \boxed{2} and \boxed{3}.", "2, 3"),
     (r"The sum is \boxed{7}. The answer is \boxed{3}.", "3"), (r"We get \boxed{7}, so \boxed{3}", "3"),
@@ -127,7 +129,7 @@ SAME = {
     "units": [
         ("5 apples", "5"), ("5cm", "5 cm"), (r"5\text{ cm}", "5"), (r"5\,\mathrm{cm}^2", "5 cm²"), ("60 km/h", "60"),
         ("3 hours", "3 hour"), ("5 minutes", "5 min"), ("5 meters", "5 m"), ("$5", "5 USD"), ("€5", "5 EUR"),
-        ("$18 per day", "18"), ("5% per year", "5"), (r"5\text{ m} / \text{s}", "5 m/s"), ("45°", "45"), (r"45^\circ", "45 degrees"), ("20°C", "20"), (r"\frac{1}{2} cup of sugar", "0.5"),
+        ("$18 per day", "18"), ("5% per year", "5"), (r"5\text{ m} / \text{s}", "5 m/s"), ("45°", "45"), (r"45^\circ", "45 degrees"), (r"45^{\circ}", "45"), (r"12~\text{cm}", "12 cm"), ("20°C", "20"), (r"\frac{1}{2} cup of sugar", "0.5"),
         # nouns that look like number words
         *[(f"5 {noun}", "5") for noun in ("months", "times", "mm", "teeth", "cities", "canteens", "miles", "more apples")],
         *[(f"5 {noun}", "5") for noun in ("tents", "seconds", "pairs", "millionaires", "leftover apples", "parties")],
@@ -146,19 +148,19 @@ SAME = {
         ("(1, 2)", r"\left( 1,\, 2 \right)"), ("(0.5, 2)", r"(\frac12, 2)"), ("(1,234)", "(1, 234)"),
         (r"(-\infty, 3]", "(−∞, 3.0]"), (r"(1,2)\cup(3,4)", "(1, 2) ∪ (3, 4)"), ("[(1,2), 3]", "[(1, 2.0), 3]"),
         ("3 or 4", "3, 4"), ("4 and 3", "3,4"), (r"\{4, 3\}", "3, 4"), ("{1, 2}", r"\{2, 1\}"), ("1, 2, and 3", "3, 2, 1"),
-        (r"3 \text{ or } 4", "3; 4"), ("3、4", "3, 4"), (r"\pm 3", "±3"), ("5 600 or 7", "7, 5600"),
+        (r"3 \text{ or } 4", "3; 4"), ("3、4", "3, 4"), ("3或4", "3, 4"), (r"\pm 3", "±3"), ("5 600 or 7", "7, 5600"),
     ],
     "LaTeX and text": [
         (r"\frac{\pi}{2}", r"\pi/2"), (r"\sqrt2", r"\sqrt{2}"), ("√2", r"\sqrt 2"), ("√12", r"\sqrt{12}"), ("√(x+1)", r"\sqrt{x+1}"),
         (r"\dfrac{\sqrt{3}}{2}", r"\frac{\sqrt3}{2}"), (r"\frac{3\pi}{4}", r"3\pi/4"), (r"\frac{x^2}{2}", "x^2/2"),
         (r"\frac{1}{\sqrt{2}}", r"1/\sqrt2"), (r"\left(\frac{2}{3}\right)^2", "(2/3)^2"), (r"\frac{\frac{a}{b}}{c}", "(a/b)/c"),
-        (r"x^{2}+1", "x^2 + 1"), ("x²", "x^2"), ("2^10", "2^{10}"), ("2¹⁰", "2^10"), ("x^-1", "x^{-1}"), ("x^(1/2)", r"x^{\frac{1}{2}}"),
+        (r"x^{2}+1", "x^2 + 1"), ("x²", "x^2"), ("2^10", "2^{10}"), ("2¹⁰", "2^10"), ("x^-1", "x^{-1}"), ("e^x", "e^{x}"), ("x^(1/2)", r"x^{\frac{1}{2}}"),
         ("x_1", "x_{1}"), ("101₂", "101_{2}"), (r"\log_2 3", r"\log_{2}3"), (r"2 \cdot \pi", r"2\pi"), (r"2\cdot 3", r"2 \times 3"),
         (r"x \le 3", r"x \leq 3"), (r"x \ge 3", r"x \geq 3"), ("x ≥ 3", r"x \geqslant 3"), (r"x \ne 3", r"x \neq 3"), ("x >= 3", "x ≥ 3"),
         (r"\boldsymbol{3}", "3"), (r"\mathbb{R}", "ℝ"), (r"\color{red}{3}", "3"), (r"\bigl(1, 2\bigr)", "(1, 2)"), (r"\text{\boxed{\mathbf{3}}}", "3"), (r"\textbf{Monday}", "monday"), (r"\mathrm{cos}", "cos"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{bmatrix} 1 \\ 2 \end{bmatrix}"), (r"\varnothing", r"\emptyset"),
         (r"\begin{vmatrix} a & b \\ c & d \end{vmatrix}", r"\begin{matrix} a & b \\ c & d \end{matrix}"),
-        (r"\\frac{x}{2}", "x/2"), (r"\\left( 1, 2 \\right)", "(1, 2)"), (r"\lvert x \rvert", "|x|"), ("New  York", "new york"),
+        (r"\\frac{x}{2}", "x/2"), (r"\\left( 1, 2 \\right)", "(1, 2)"), (r"\\text{a \\\\ b}", r"a \\ b"), (r"\lvert x \rvert", "|x|"), ("New  York", "new york"),
         ('"12"', "12"), ("“New York”", "new york"), ("'12'", "12"), ("**12**", "12"), ("12.", "12"), ("12<|im_end|>", "12"),
         ("\u200f12\u200b", "12"), ("３", "3"),
     ],
@@ -200,6 +202,68 @@ DIFFERENT = {
         ("no table", "notable"), ("a part", "apart"), ("CAFE", "FACE"), ("</s>4", "<eos>5"), (r"a \\ b", "ab"), (r"\\alpha", "alpha"),
     ],
 }  # fmt: skip
+
+
+NUMBER_WORDS = """zero|one|twos|three|four|five|six|sixes|sevens|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen
+seventeen|eighteen|nineteen|twenty|thirties|forty|fifty|sixties|seventy|eighty|ninety|hundreds|thousands|millions|zillion|lakh
+crore|dozens|third|fourth|fifths|sixth|sevenths|eighth|ninths|tenth|eleventh|twelfths|twentieth|hundredths|tenfold|half|halves
+halved|quarters|quartered|grand|gross|bil|mln|MM|mil|mila|mille|tausend|tusen|duizend|ribu|ratus|juta|hundert|miljoen|milyar
+milliarde|docena|douzaines|dutzend|cientos|double|tripled|quadruple|twice|thrice|squared|cubed|factorial|negative|plus|minus
+or so|and counting|to go|not quite|but less|is wrong|mod|base|choose|pi|sqrt|log|ln|exp|sin|cos|tan"""
+UNIT_NAMES = """$=dollars $=usd €=euro €=eur £=pounds ¥=yuan ¥=cny ¥=元 ¢=cents %=percent %=percentage %=pct °=degrees
+cm=centimeters m=meter meters=metres km=kilometer in=inches inch=in ft=feet ft=foot g=grams kg=kilogram s=seconds sec=s
+min=minutes h=hours hr=hour l=liters"""
+STYLES = """text textbf textit textrm textsf texttt textnormal mathrm mathbf mathit mathsf mathtt mathbb mathcal boldsymbol bm
+emph mbox operatorname underline boxed fbox textcolor{red} color{blue}"""
+SIGNS = r"""\le=≤ \leq=≤ \leqslant=≤ <==≤ \ge=≥ \geq=≥ \geqslant=≥ >==≥ \ne=≠ \neq=≠ !==≠ \lt=< \gt=> \cdot=× \times=× ·=× ⋅=×
+\div=÷ \div=/ \infty=∞ \pi=π \theta=θ \cup=∪ \cap=∩ \emptyset=∅ \varnothing=∅ \pm=± \in=∈ \to=→ \mid=| \lvert=| \rvert=|
+\dots=... \ldots=…"""
+ENDS = "<|endoftext|> <|im_end|> <|eot_id|> <|eom_id|> <|end_of_text|> <|end|> <|return|> <end_of_turn> <eos> </s> <｜end▁of▁sentence｜>"
+
+
+def test_no_number_word_is_a_unit():
+    """`5 fifths` or `5 dozen` would score as 5."""
+    for word in re.split(r"[|\n]", NUMBER_WORDS):
+        for text in (f"5 {word}", rf"5 \text{{ {word} }}", f"$5 {word}", f"5 apples {word}", f"5 {word} of them"):
+            assert not answers_match(text, "5") and not answers_match("5", text) and answers_match(text, text), text
+
+
+def test_a_unit_has_one_name_in_all_spellings():
+    for pair in UNIT_NAMES.split():
+        one, other = pair.split("=")
+        assert answers_match(f"5 {one}", f"5 {other}") and not answers_match(f"5 {one}", "5 apples"), pair
+
+
+def test_styles_signs_and_spaces_have_one_spelling():
+    for style in STYLES.split():
+        assert answers_match(rf"\{style}{{x + 1}}", "x+1"), style
+    for pair in SIGNS.split():
+        sign, other = re.fullmatch("(.+)=(.+)", pair).groups()
+        assert answers_match(f"x {sign} y", f"x {other} y"), pair
+    for space in (
+        r"\,",
+        r"\;",
+        r"\:",
+        r"\!",
+        r"\ ",
+        r"\quad ",
+        r"\qquad ",
+        "~",
+        r"\displaystyle ",
+        r"\left",
+        r"\Big",
+        r"\bigl",
+    ):
+        assert answers_match(f"f{space}(1+x)", "f(1+x)"), space
+    for matrix in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "smallmatrix"):
+        text = r"\begin{_} a & b \\ c & d \end{_}"
+        assert answers_match(text.replace("_", matrix), text.replace("_", "pmatrix")), matrix
+
+
+def test_nothing_after_an_end_of_text_token_is_read():
+    for token in ENDS.split():
+        assert extract_answer(f"#### 3{token}\n#### 4", truncated=True) == "3", token
+        assert extract_answer(rf"\boxed{{3{token}}}") == "3", token
 
 
 def cases(groups):
@@ -253,14 +317,14 @@ def test_rationals_match_exactly_when_equal():
 CHOICES = [
     r"\boxed{B}", r"\boxed{B. 45}", r"\boxed{(B) 45}", r"\boxed{(b) 45}", r"\boxed{\text{(B) }45}", r"\boxed{B: $45}",
     r"\boxed{\textbf{(B)}\ -3}", r"\boxed{\text{Option B}}", "The answer is (B) because it is blue.", "Answer: B) blue",
-    "The answer is option B.", "The answer is **B**.", "The answer is **(B)** blue", "The answer is **B.** blue", "Answer: (B): 45",
+    "The answer is option B.", "Answer: choice (B)", "The answer is **B**.", "The answer is **(B)** blue", "The answer is **B.** blue", "Answer: (B): 45",
     "Answer: B - blue", "The answer is 'B'", "The answer is B, since A is red.", "Answer: B is the correct one",
     "<answer>B. 2, 3</answer>", "答案是B。", "答案：B、45", "答案：B．45", "答案：选B", "答案是（B）45", "答案是B，因为是蓝色",
 ]  # fmt: skip
 NO_CHOICES = [
     "A or B", "AB", "A, B", "B, A", "A and B", "(A) or (B)", "B or C", "B. 45 or C. 50", "(B) 45 (C) 50", "(b) 45 (c) 50",
     "(A)(B)", "B/C", "B-C", "B - 1", "B + 1", "(B)^2", "B^2", "B_1", "2B", "Bob", "P(B)", r"B \cup C", "not B", "b because",
-    "B because it is, or (C)", "the vitamin B", "A或B", "B、C", "45",
+    "B because it is, or (C)", "the vitamin B", "A或B", "B、C", "45", "B or 45", "B或45",
 ]  # fmt: skip
 
 
