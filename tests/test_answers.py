@@ -55,7 +55,8 @@ REMARKS = [
     ("The answer is 73. This answer is what we expected.", "73"), (r"\boxed{5} is the answer: it holds.", "5"),
     ("The answer is 73 because 70 + 3 = 73.", "73"), ("The answer is 73 since 70 + 3 = 73.", "73"),
     ("So the answer is 73, which is prime.", "73"), ("答案是73，因为70加3等于73。", "73"), ("答案是73。这个答案是正确的。", "73"),
-    ("The final answer is 3. I hope it is correct. 4", "3"), ("The answer is blue.", "blue"),  # no other marker
+    ("The final answer is 3. I hope it is correct. 4", "3"), ("The answer is blue.", "blue"),
+    ("The answer is blue. The answer is correct.", "blue"),  # no other marker
 ]  # fmt: skip
 THINKING = [
     ("<think>#### 3</think> none", None), ("#### 3</think> #### 4", "4"), ("</think><think> #### 3", None),
@@ -235,8 +236,8 @@ DIFFERENT = {
 NUMBER_WORDS = """zero|one|twos|three|four|five|six|sixes|sevens|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen
 seventeen|eighteen|nineteen|twenty|thirties|forty|fifty|sixties|seventy|eighty|ninety|hundreds|thousands|millions|zillion|lakh
 crore|dozens|third|fourth|fifths|sixth|sevenths|eighth|ninths|tenth|eleventh|twelfths|twentieth|hundredths|tenfold|half|halves
-halved|quarters|quartered|grand|gross|bil|mln|MM|mil|mila|mille|tausend|tusen|duizend|ribu|ratus|juta|hundert|miljoen|milyar
-milliarde|docena|douzaines|dutzend|cientos|double|tripled|quadruple|twice|thrice|squared|cubed|factorial|negative|plus|minus
+halved|quarters|quartered|grand|gross|bil|mln|MM|mil|mila|mille|tausend|tusen|duizend|ribu|ratus|juta|hundert|miljoen|milyar|Millionen
+milliarde|miliardi|millones|docena|douzaines|dutzend|cientos|double|tripled|quadruple|twice|thrice|squared|cubed|factorial|negative|plus|minus
 or so|and counting|to go|not quite|but less|is wrong|mod|base|choose|pi|sqrt|log|ln|exp|sin|cos|tan"""
 UNIT_NAMES = """$=dollars $=usd €=euro €=eur £=pounds ¥=yuan ¥=cny ¥=元 ¢=cents %=percent %=percentage %=pct °=degrees
 cm=centimeters m=meter meters=metres km=kilometer in=inches inch=in ft=feet ft=foot g=grams kg=kilogram s=seconds sec=s
