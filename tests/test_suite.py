@@ -92,6 +92,8 @@ def relative(a, b):
 def test_a_row_without_a_reward_has_the_advantage_0(name):
     """It gets the mean of its group, a group of such rows gets 0, and no NaN comes through."""
     module, args, tokenizer, policy = embedded(name, group_size=4, prompts_per_step=8, num_minibatches=1)
+    if advantages_of(module, torch.arange(8.0).repeat_interleave(4), args).any():
+        pytest.skip("rewards have no baseline of their group: take rows without a reward out of the loss mask")
     batch, rewards = hand_made_batch(policy, tokenizer, args)
     rewards[4::4] += 1  # no group agrees
     unscored = torch.arange(32) % 4 == torch.arange(32) // 4 % 4  # of each group another row
@@ -125,6 +127,8 @@ def run_with_none(name, folder, condition):
     sizes = "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear --kl_coef 0"
     options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24 --save_every 1"
     options = [*options.split(), "--reward", f"{folder}/mine.py:mine"]
+    if hasattr(script(name).Args, "entropy_coef"):  # a bonus needs no reward
+        options += ["--entropy_coef", "0"]
     script(name).main([*options, "--output_dir", str(folder / "run")])
 
 
@@ -190,7 +194,7 @@ def test_first_ratio_is_exactly_one(name, updates):
 
 def test_zero_advantages_move_nothing(name):
     # Weights change when rewards differ, and do not (bitwise) when all groups agree.
-    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    module, args, policy, _, batch = prepared(name, kl_coef=0.0, entropy_coef=0.0)
     (moving,), _ = gradients(module, args, policy, batch)
     assert max(float(g.abs().max()) for g in moving) > 1e-4
     batch["advantages"] = torch.zeros_like(batch["advantages"])

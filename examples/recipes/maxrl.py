@@ -19,7 +19,7 @@ class Args:
 
 LINES = {
     "advantages = compute_advantages(samples.rewards, args)": """
-        check_binary(samples.rewards)
+        check_binary(samples.rewards[samples.is_scored])
         advantages = compute_advantages(samples.rewards, args)
     """
 }
