@@ -56,12 +56,27 @@ def pytest_pycollect_makemodule(module_path, parent):
     return Module.from_parent(parent, path=module_path)
 
 
+def refusal(error):
+    """Return the line with which a script of `--script` refuses to run as the suite would run it, or ""."""
+    from harness.errors import InputError
+
+    lines = re.findall(r"(?:InputError|\.py: error): (.+?)(?=\\n|$)", str(error), re.MULTILINE)
+    while error and not isinstance(error, InputError):
+        error = error.__cause__ or error.__context__
+    return str(error or "") or (lines[0] if lines else "")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A test that needs what a fork does not have is skipped."""
+    """Skip a test that needs what a fork does not have, or what a script of `--script` refuses."""
     report = yield
-    if reason := call.excinfo and absent(call.excinfo.value):
-        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], f"needs {reason}")
+    reason = call.excinfo and absent(call.excinfo.value)
+    reason = reason and f"needs {reason}"
+    if call.excinfo and not reason and report.failed and item.config.getoption("script", None):
+        reason = refusal(call.excinfo.value)
+        reason = reason and f"the script refuses: {reason}"
+    if reason:
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], reason)
     return report
 
 

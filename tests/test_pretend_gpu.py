@@ -30,5 +30,5 @@ def test_a_step_mixes_no_devices_and_its_update_waits_for_no_token(name, counted
     updates = counted["updates"][name]
     assert not isinstance(updates, str), updates
     one, four = (sum(number for *_, number in waits) for waits in updates)
-    assert 0 < one <= 64, updates[0]
-    assert four <= one + 3 * 36, updates[1]
+    assert 0 < one <= 80, updates[0]  # grpo 54; a loop over tokens adds 48
+    assert four <= one + 3 * 50, updates[1]

@@ -225,7 +225,7 @@ def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch):
     recipes.main(["cispo"])
     assert (tmp_path / "cispo.py").read_text(encoding="utf-8") == text
     for words, says in (
-        (["cispo"], "is there already"),
+        (["cispo"], "exists already"),
         (["nothing"], "no file nothing: "),
         (["cispo", "gspo"], "no script gspo: "),
         ([], "python examples"),
@@ -835,7 +835,8 @@ def test_the_bonus_adds_the_gradient_of_the_entropy(base):
 def test_the_dual_clip_is_that_of_ppo(advantage, ratio, base):
     """ppo.py has it as an option; a token beyond the bound has the loss c |A|, and no gradient."""
     module = put_into("dual_clip", base)
-    old, mask, advantages = torch.tensor([[-1.0]]).double(), torch.tensor([[True]]), torch.tensor([[advantage]]).double()
+    old, mask = torch.tensor([[-1.0]]).double(), torch.tensor([[True]])
+    advantages = torch.tensor([[advantage]]).double()
     found = []
     for owner, options in ((module, {}), (ppo, {"dual_clip": 3.0})):
         args = owner.Args(clip_low=0.2, clip_high=0.3, kl_coef=0.0, **options)

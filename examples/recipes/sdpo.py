@@ -49,7 +49,7 @@ LINES = {
 
 def compute_advantages(rewards, args):
     """Return zeros (R, 1): `add_old_and_ref_logprobs` adds the advantages of the tokens."""
-    return torch.zeros(len(rewards), 1)
+    return torch.zeros(len(rewards), 1, dtype=torch.float64)
 
 
 def right_siblings(rewards, args):

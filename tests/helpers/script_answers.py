@@ -67,11 +67,12 @@ def takes_steps(module):
 def is_clipped(module):
     """Return whether the script clips a ratio, of tokens or of rows. A fork may have any other loss."""
     plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=NO_DUAL_CLIP, kl_coef=0.0, entropy_coef=0.0, dynamic_clip=False)
-    log_ratios = torch.tensor([[0.5, -0.1, 0.2], [-0.5, 0.1, 0.4]], dtype=torch.float64)
-    mask = torch.tensor([[True, True, True], [True, True, False]])
+    up = torch.tensor([0.6, -0.5, 0.9], dtype=torch.float64)
+    log_ratios = torch.stack([up, -up, up, -up])  # beyond the clip on both sides, tokens and the means of rows
+    mask = torch.tensor([[True, True, True], [True, True, False]] * 2)
     old = torch.full_like(log_ratios, -1.0)
-    advantages = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
-    losses, _ = module.policy_loss(old + log_ratios, old, advantages, mask, args_of(module, **plain))
+    advantages = torch.tensor([[1.0], [1.0], [-2.0], [-2.0]], dtype=torch.float64)
+    losses, _ = module.policy_loss(old + log_ratios, old, advantages, mask, args_of(module, **plain), old - 0.1)
     of_rows = torch.where(mask, log_ratios, 0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
     for ratio in (log_ratios.exp(), of_rows.exp()):
         objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.3) * advantages)

@@ -183,7 +183,11 @@ def fill(module, batch, rewards, args):
     if hasattr(module, "load_critic"):
         return batch
     if knows_advantages(module):
-        return batch | {"advantages": advantages_of(module, rewards, args)}
+        advantages = advantages_of(module, rewards, args)
+        if not advantages.any():  # the script takes them from a column that this batch lacks
+            groups = rewards.view(-1, args.group_size)
+            advantages = (groups - groups.mean(dim=1, keepdim=True)).view(-1, 1)
+        return batch | {"advantages": advantages}
     return batch_of_main(module, batch, args)
 
 
