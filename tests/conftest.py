@@ -118,8 +118,9 @@ def pytest_runtest_setup(item):
     for name in (name for mark in item.iter_markers("beside") for name in mark.args):
         if name in ABSENT:
             pytest.skip(f"needs {name}, which is not here")
-    if item.get_closest_marker("pages") and "pages" not in item.config.option.markexpr:
-        pytest.skip("`pytest -m pages` runs it")
+    for name in ("pages", "recipes"):
+        if item.get_closest_marker(name) and name not in item.config.option.markexpr:
+            pytest.skip(f"`pytest -m {name}` runs it")
     if item.get_closest_marker("gpu"):
         from harness.launch import use_cpu
 
