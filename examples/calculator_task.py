@@ -1,17 +1,18 @@
-"""A task with a tool: sums that a model can hand to a calculator. The data, the small model of docs/fork.md.
+"""A task with a tool: sums for a model with a calculator. Data and small model of docs/fork.md.
 
     python examples/calculator_task.py FOLDER      writes train.jsonl, test.jsonl and model/
 
-A prompt such as `47+85-29?` is answered straight, `#### 103`, or with calls, of two numbers each. A call ends with `]`;
-then the calculator writes `=`, the result and a new line, and the model goes on:
+A prompt such as `47+85-29?` is answered directly, `#### 103`, or with calls, two numbers each. A
+call ends with `]`. The calculator then writes `=`, the result and a newline, and the model goes on:
 
     [47+85]=132
     [132-29]=103
     #### 103
 
-The model first learns to call, and then to do so in one of four completions: the others are straight, and mostly wrong,
-since two layers of width 64 cannot add such numbers. What the calculator writes is no target of the training. `calls`
-is a reward that counts the calls, for --reward_weights 1 0. Building takes about a minute on one core.
+The model first learns to call, and then to do so in one of four completions. The others answer
+directly and are mostly wrong, since two layers of width 64 cannot add such numbers. What the
+calculator writes is not a training target. The reward `calls` counts the calls, for
+--reward_weights 1 0. The build takes about a minute on one core.
 """
 
 import argparse
@@ -25,19 +26,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TRAIN_ROWS, TEST_ROWS = 1024, 128
 STEPS, ROWS, LEARNING_RATE, WARM_UP = 1000, 64, 3e-3, 50
-CALLS_ONLY = (
-    0.8  # of the training shows completions with calls only, so that these are learnt well ...
-)
-CALLS = 0.25  # ... and in the rest this share of them calls
+CALLS_ONLY = 0.8  # share of the training in which every completion calls, to learn that well
+CALLS = 0.25  # share of the completions that call in the rest
 
 
 def calls(completions, **columns):
-    """The number of calls in each completion."""
+    """Return the number of calls in each completion."""
     return [float(completion.count("]")) for completion in completions]
 
 
 def make_problem(rng):
-    """A question of three or four terms, its total, and its calls with what the calculator writes after each."""
+    """Return a question of three or four terms, its total, and its calls with their results."""
     total = rng.randint(10, 99)
     question, turns = str(total), []
     for _ in range(rng.randint(2, 3)):
@@ -51,7 +50,7 @@ def make_problem(rng):
 
 
 def make_tokenizer():
-    """One token a character, as in lab/build_tiny.py."""
+    """Return a tokenizer with one token per character, as in lab/build_tiny.py."""
     vocabulary = ["<pad>", "<eos>", "<unk>", *"0123456789+-=?#[] \n"]
     tokenizer = Tokenizer(
         models.WordLevel({token: id for id, token in enumerate(vocabulary)}, unk_token="<unk>")
@@ -63,6 +62,7 @@ def make_tokenizer():
 
 
 def make_batch(rng, tokenizer, share):
+    """Return ids and labels (ROWS, T) of random problems, of which this share calls."""
     rows = []
     for _ in range(ROWS):
         question, total, turns = make_problem(rng)
@@ -70,10 +70,8 @@ def make_batch(rng, tokenizer, share):
         ids, labels = tokenizer.encode(question), [-100] * len(question)
         for part in (*parts, f"#### {total}"):
             tokens = tokenizer.encode(part)
-            ids, labels = (
-                ids + tokens,
-                labels + ([-100] * len(tokens) if part[0] == "=" else tokens),
-            )
+            ids = ids + tokens
+            labels = labels + ([-100] * len(tokens) if part[0] == "=" else tokens)
         rows.append(([*ids, tokenizer.eos_token_id], [*labels, tokenizer.eos_token_id]))
     width = max(len(ids) for ids, _ in rows)
     ids = [ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows]
@@ -82,6 +80,7 @@ def make_batch(rng, tokenizer, share):
 
 
 def make_model(tokenizer, rng, steps):
+    """Train a small Llama from scratch."""
     size = dict(hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4)
     special = dict(
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id

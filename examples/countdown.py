@@ -1,4 +1,4 @@
-"""Prompts from Countdown's raw columns `nums` and `target`: each row of a .jsonl file gets a prompt.
+"""Add a prompt to each row of a .jsonl file with Countdown's raw columns `nums` and `target`.
 
 python examples/countdown.py rows.jsonl > countdown.jsonl
 """
@@ -9,8 +9,8 @@ import json
 
 def with_prompt(row):
     numbers = ", ".join(map(str, row["nums"]))
-    text = f"Use each of {numbers} once, with + - * /, to make {row['target']}. End with #### and the expression."
-    return row | {"prompt": text}
+    text = f"Use each of {numbers} once, with + - * /, to make {row['target']}."
+    return row | {"prompt": f"{text} End with #### and the expression."}
 
 
 if __name__ == "__main__":

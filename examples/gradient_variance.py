@@ -1,12 +1,15 @@
-"""How noisy the gradient of a step is: its variance over the square of its mean. For docs/fork.md.
+"""Measure how noisy the gradient of a step is: its variance over its squared mean (docs/fork.md).
 
-    python examples/gradient_variance.py MODEL SHIFT SCRIPT ...      for example: embedded 0 reinforce rloo grpo
+    python examples/gradient_variance.py MODEL SHIFT SCRIPT ...
 
-MODEL is a folder, or `embedded`; it is not trained. SHIFT is added to every reward, which is 1 or 0. All scripts or
-recipes, names without `.py`, get the same rollouts, in the sizes of the first one, and turn them into gradients by
-their own advantages, loss and weights, without a KL. A line for each of three seeds, which draw prompts and
-completions. It ends with the squared gradients of log pi of right and of wrong completions, and the constant baseline of least variance
-for rewards of 1 and 0.
+    python examples/gradient_variance.py embedded 0 reinforce rloo grpo
+
+MODEL is a folder, or `embedded`; it is not trained. SHIFT is added to every reward, which is 1 or
+0. All scripts or recipes, named without `.py`, get the same rollouts, in the sizes of the first
+one, and turn them into gradients by their own advantages, loss and weights, without a KL. Each of
+three seeds, which draw prompts and completions, gets a line. It ends with the squared gradients of
+log pi of right and of wrong completions, and the constant baseline of least variance for rewards of
+1 and 0.
 """
 
 import argparse
@@ -31,9 +34,9 @@ ROLLOUTS = 16
 
 
 def step_gradients(modules, policy, micro_batches, args):
-    """The gradient (N,) of one optimizer step by each module, float64.
+    """Return the gradient (N,) of one optimizer step by each module, float64.
 
-    `advantages` are a column of each micro-batch by the module's name.
+    A module's advantages are the column of each micro-batch with its name.
     """
     gradients = [0] * len(modules)
     for micro in micro_batches:
@@ -49,9 +52,9 @@ def step_gradients(modules, policy, micro_batches, args):
 
 
 def relative_variance(gradients):
-    """E|g - E g|^2 / |E g|^2 from independent gradients (K, N), numerator and denominator without bias.
+    """Return E|g - E g|^2 / |E g|^2 of independent gradients (K, N), both parts unbiased.
 
-    The square of their mean holds a K-th of the variance; products of two different ones do not.
+    The square of their mean includes a K-th of the variance; products of different ones do not.
     """
     K = len(gradients)
     squares = gradients.square().sum()
@@ -60,7 +63,7 @@ def relative_variance(gradients):
 
 
 def rollouts(module, args, number):
-    """So many rollouts by a script, as (policy, batch); the batch has `rewards`, and `loss_mask`."""
+    """Yield (policy, batch) of `number` rollouts; the batch has `rewards` and `loss_mask`."""
     tokenizer = load_tokenizer(args)
     policy = load_policy(args, tokenizer, Accelerator(cpu=True))
     reward_functions = load_rewards(args)
@@ -76,13 +79,13 @@ def rollouts(module, args, number):
 
 
 def options_of(module, model, seed, **sizes):
-    """The options of a script: all completions are sampled at once, and a step is one update."""
+    """Return the options of a script for one generate call and one update per step."""
     one_update = dict(num_minibatches=1, generate_batch_size=0, eval_prompts=1)
     return module.Args(model_name_or_path=model, seed=seed, **one_update, **sizes)
 
 
 def measure(modules, model, shift, seed, number, **sizes):
-    """{script: its relative variance} over so many rollouts."""
+    """Return {script: relative variance} over `number` rollouts."""
     first = modules[0]
     for name in ("prompts_per_step", "group_size"):
         sizes.setdefault(name, getattr(first.Args, name))
@@ -102,10 +105,10 @@ def measure(modules, model, shift, seed, number, **sizes):
 
 
 def best_baseline(module, model, seed, **sizes):
-    """Of one rollout: the mean of |grad log pi|^2 of right and of wrong completions, and baselines.
+    """Return the mean |grad log pi|^2 of a rollout's right and wrong completions, and baselines.
 
-    They are the mean reward, and the number b that makes the mean of (R - b)^2 |grad log pi|^2
-    smallest, which is the mean of the rewards by these weights.
+    These are the mean reward, and the b that minimizes the mean of (R - b)^2 |grad log pi|^2, which
+    is the mean of the rewards with weights |grad log pi|^2.
     """
     ((policy, batch),) = rollouts(module, options_of(module, model, seed, **sizes), 1)
     rewards = batch.pop("rewards")
@@ -125,7 +128,7 @@ def best_baseline(module, model, seed, **sizes):
 
 
 def module_of(name):
-    """The module of a script, or of a recipe put into its script."""
+    """Return the module of a script, or of a recipe put into its script."""
     if name in recipes.files():
         return recipes.load(recipes.made(name), name)
     return importlib.import_module(name)
@@ -135,15 +138,10 @@ def main(model, shift, *scripts):
     torch.set_num_threads(1)
     modules = [module_of(script) for script in scripts]
     for seed in range(SEEDS):
-        found = measure(modules, model, shift, seed, ROLLOUTS) | best_baseline(
-            modules[0], model, seed
-        )
-        print(
-            f"seed {seed}",
-            *(f"{name} {value:.3g}" for name, value in found.items()),
-            sep="  ",
-            flush=True,
-        )
+        found = measure(modules, model, shift, seed, ROLLOUTS)
+        found |= best_baseline(modules[0], model, seed)
+        numbers = [f"{name} {value:.3g}" for name, value in found.items()]
+        print(f"seed {seed}", *numbers, sep="  ", flush=True)
 
 
 if __name__ == "__main__":

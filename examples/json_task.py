@@ -1,11 +1,11 @@
-"""A task without gold answers: write JSON. The data, the small model and the reward of docs/fork.md.
+"""A task without gold answers: write JSON. Data, small model and reward of docs/fork.md.
 
     python examples/json_task.py FOLDER      writes train.jsonl, test.jsonl and model/
 
-A prompt such as `a7 b2 c5` asks for `{"a": 7, "b": 2, "c": 5}`. Each row has a column `wanted` with that object, for
-the reward, and no answer column. The model first learns to copy the entries, and then from sloppy data: three of four
-completions there lack a quote, a colon, a comma or the last brace, or miss the first entry. Building it takes about a
-minute on one core.
+A prompt such as `a7 b2 c5` asks for `{"a": 7, "b": 2, "c": 5}`. Each row has that object in the
+column `wanted`, for the reward, and no answer column. The model first learns to copy the entries,
+and then from sloppy data, where three of four completions lack a quote, a colon, a comma, the last
+brace or the first entry. The build takes about a minute on one core.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 KEYS = "abcd"
 TRAIN_ROWS, TEST_ROWS = 1024, 128
 STEPS, ROWS, LEARNING_RATE, WARM_UP = 800, 64, 3e-3, 50
-CLEAN_ONLY = 0.8  # of the training shows right completions only, so that copying is learnt ...
-CLEAN = 0.25  # ... and in the rest this share of them is right
+CLEAN_ONLY = 0.8  # share of the training in which every completion is right, to learn copying
+CLEAN = 0.25  # share of the completions that are right in the rest
 
 
 def json_object(completions, wanted, **columns):
-    """0 for what is no JSON object; for one 0.5, and 0.5 times the share of the entries that are the wanted ones."""
+    """Return 0 without a JSON object, else 0.5 plus 0.5 times the share of right entries."""
     return [score(text, entries) for text, entries in zip(completions, wanted, strict=True)]
 
 
@@ -49,7 +49,7 @@ def make_row(rng):
 
 
 def spoil(text, rng):
-    """The text without one of its quotes, colons, commas or its last brace; or without its first entry."""
+    """Return the text without a quote, colon, comma or last brace, or without its first entry."""
     if rng.random() < 0.25:
         return "{" + text.partition(", ")[2]
     places = [i for i, letter in enumerate(text) if letter in '":,}']
@@ -58,7 +58,7 @@ def spoil(text, rng):
 
 
 def make_tokenizer():
-    """One token a character, as in lab/build_tiny.py."""
+    """Return a tokenizer with one token per character, as in lab/build_tiny.py."""
     vocabulary = ["<pad>", "<eos>", "<unk>", *KEYS, *'0123456789{}":, ']
     tokenizer = Tokenizer(
         models.WordLevel({token: id for id, token in enumerate(vocabulary)}, unk_token="<unk>")
@@ -70,6 +70,7 @@ def make_tokenizer():
 
 
 def make_batch(rng, tokenizer, clean):
+    """Return ids and labels (ROWS, T) of random rows, of which this share is right."""
     rows = []
     for _ in range(ROWS):
         row = make_row(rng)
@@ -85,6 +86,7 @@ def make_batch(rng, tokenizer, clean):
 
 
 def make_model(tokenizer, rng, steps):
+    """Train a small Llama from scratch."""
     size = dict(hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4)
     special = dict(
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
@@ -118,7 +120,7 @@ def main(folder, steps=STEPS):
     folder.mkdir(parents=True, exist_ok=True)
     lines = {}
     while len(lines) < TRAIN_ROWS + TEST_ROWS:
-        lines[json.dumps(make_row(rng)) + "\n"] = None  # a row that is drawn again is not a new one
+        lines[json.dumps(make_row(rng)) + "\n"] = None  # each row once
     for split, part in ("train", slice(TRAIN_ROWS)), ("test", slice(TRAIN_ROWS, None)):
         (folder / f"{split}.jsonl").write_text(
             "".join(list(lines)[part]), encoding="utf-8", newline="\n"

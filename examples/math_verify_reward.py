@@ -1,8 +1,10 @@
-"""The reward `math_verify`: what `accuracy` does not accept is compared symbolically by the package math-verify.
+"""The reward `math_verify`: the package math-verify compares what `accuracy` does not accept.
 
-python grpo.py --dataset openai/gsm8k --dataset_config main --reward examples/math_verify_reward.py:math_verify
+python grpo.py --dataset openai/gsm8k --dataset_config main \\
+    --reward examples/math_verify_reward.py:math_verify
 
-The package's own timeouts are signals, which cannot interrupt one large power, so it runs in a process of its own.
+The package's timeouts rely on signals, which cannot interrupt one large power, so the comparison
+runs in its own process.
 """
 
 import contextlib
@@ -20,12 +22,12 @@ import threading
 from common.answers import MAX_ANSWER, answers_match, extract_answer
 from harness.errors import InputError
 
-SECONDS = 5.0  # then a comparison counts as wrong
-LOCK = threading.Lock()  # of its one pipe
+SECONDS = 5.0  # a comparison that takes longer counts as wrong
+LOCK = threading.Lock()  # of the process's only pipe
 
 
 def math_verify(completions, gold, truncated, **columns):
-    """1.0 or 0.0 for each completion; None for a row without a gold answer."""
+    """Return 1.0 or 0.0 for each completion, None without a gold answer."""
     values = []
     for completion, right, is_truncated in zip(completions, gold, truncated, strict=True):
         text = completion if isinstance(completion, str) else completion[0]["content"]
@@ -34,21 +36,21 @@ def math_verify(completions, gold, truncated, **columns):
 
 
 def math_verify_reward(completion: str, answer: str, truncated: bool = False) -> float:
-    """Like `accuracy_reward`, but what that does not accept is compared symbolically by the package `math-verify`, in a
-    process of its own. After `SECONDS` that ends, which counts as wrong and is logged. A comparison whose
-    process was ended by something else is made again."""
+    """Return `accuracy_reward`, or where that is 0.0 the verdict of math-verify.
+
+    Its process ends after `SECONDS`, which counts as wrong and is logged. If something else ended
+    the process, the comparison is repeated.
+    """
     predicted = extract_answer(completion, truncated)
     if predicted is None or answers_match(predicted, answer):
         return float(predicted is not None)
     if isinstance(answer, list):  # any of them is right
         return max(math_verify_reward(completion, each, truncated) for each in answer)
     gold = extract_answer(answer) or answer
-    if (
-        predicted is None
-        or max(len(predicted), len(gold)) > MAX_ANSWER
-        or answers_match(predicted, gold)
-    ):
-        return float(predicted is not None and answers_match(predicted, gold))
+    if answers_match(predicted, gold):
+        return 1.0
+    if max(len(predicted), len(gold)) > MAX_ANSWER:
+        return 0.0
     for _ in range(3):
         with LOCK, contextlib.suppress(BrokenPipeError):
             process = comparing_process(os.getpid())
@@ -65,11 +67,9 @@ def math_verify_reward(completion: str, answer: str, truncated: bool = False) ->
 
 @functools.cache
 def comparing_process(parent: int) -> subprocess.Popen:
-    """The process that compares for process `parent`, in a session of its own: signals to the run do not reach it."""
+    """Start the process that compares for `parent`, beyond the reach of signals to the run."""
     if importlib.util.find_spec("math_verify") is None:
-        raise InputError(
-            "reward math_verify needs the package math-verify: pip install 'math-verify[antlr4_13_2]'"
-        )
+        raise InputError("--reward math_verify: pip install 'math-verify[antlr4_13_2]'")
     program = f"import json, logging, signal, sys\n{inspect.getsource(compare)}compare()"
     options = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     process = subprocess.Popen([sys.executable, "-P", "-c", program], **options)
@@ -79,17 +79,15 @@ def comparing_process(parent: int) -> subprocess.Popen:
 
 
 def compare():
-    """What that process runs; it needs no torch."""
+    """Compare pairs from stdin until the parent is gone. This process does not import torch."""
     from math_verify import parse, verify
 
-    logging.disable()  # it warns that its timeouts are off: they are signals, which cannot interrupt one large power
+    logging.disable()  # math-verify warns that its timeouts are off
     replies, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=replies, flush=True)
     for line in sys.stdin:  # until the parent is gone
         seconds, *texts = json.loads(line)
-        signal.setitimer(
-            signal.ITIMER_REAL, seconds
-        )  # its SIGALRM ends this process whatever that computes
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # SIGALRM ends this process
         gold, predicted = (parse(f"${text}$", parsing_timeout=None) for text in texts)
         print(float(verify(gold, predicted, timeout_seconds=None)), file=replies, flush=True)
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,9 +1,11 @@
-"""Prints the numbers of docs/one_step.md: a step of grpo.py, and its rows in other algorithms.
+"""Print the numbers of docs/one_step.md: a step of grpo.py, and its rows in other algorithms.
 
 python examples/one_step.py
 
-The step is that of `python grpo.py --prompts_per_step 2 --group_size 4 --max_new_tokens 27 --num_epochs 2
---max_steps 1 --seed 51`, taken here by hand with the functions of the scripts, on a CPU.
+It takes by hand, with the functions of the scripts and on a CPU, the step of
+
+python grpo.py --prompts_per_step 2 --group_size 4 --max_new_tokens 27 --num_epochs 2 \\
+    --max_steps 1 --seed 51
 """
 
 import argparse
@@ -38,16 +40,16 @@ TOKEN = 5  # of row SHORT: the answer
 
 
 def accelerator():
-    return Accelerator(cpu=True)  # all of them share one state
+    return Accelerator(cpu=True)  # all instances share one state
 
 
 def digits(number, places=4):
-    """A number with so many places, and no minus before a zero."""
+    """Format a number with this many places, and zero without a minus."""
     return f"{round(float(number), places) + 0.0:.{places}f}"
 
 
 def table(title, *rows):
-    """Rows of cells under each other; a float has four places."""
+    """Print rows of cells as aligned columns, floats with four places."""
     cells = [
         [digits(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in rows
     ]
@@ -58,7 +60,7 @@ def table(title, *rows):
 
 
 def rows_of(module, args, functions, prompts, texts, batch):
-    """The micro-batch that a script makes of the rollout, with its own rewards and advantages."""
+    """Return the micro-batch of a script for the rollout, with its rewards and advantages."""
     rewards, _ = module.compute_rewards(functions, prompts, texts, args.group_size)
     if module is dapo:
         rewards = rewards + dapo.overlong_penalty(batch["completion_mask"].sum(dim=1), args)
@@ -66,9 +68,9 @@ def rows_of(module, args, functions, prompts, texts, batch):
     if module is dcpo:
         no_history = torch.zeros(len(prompts), 3, dtype=torch.float64)
         batch["advantages"] = dcpo.compute_advantages(rewards, args, no_history)[0].float()
-    elif module is not ppo:  # its advantages are those of tokens, and need a critic
+    elif module is not ppo:  # add_advantages computes them, with a critic
         batch["advantages"] = module.compute_advantages(rewards, args).float()
-    if module is dapo:  # it trains on groups whose rewards differ: here on the first one
+    if module is dapo:  # trains on groups whose rewards differ: the first one
         batch = {name: column[: args.group_size] for name, column in batch.items()}
     (micro_batches,) = split_rollout(accelerator(), batch, args)
     (micro,) = micro_batches
@@ -76,7 +78,7 @@ def rows_of(module, args, functions, prompts, texts, batch):
 
 
 def backward(module, args, model, micro):
-    """One forward and backward of a script; what it computed on the way."""
+    """Run a forward and backward of a script, and return what it computed."""
     model.zero_grad()
     logprobs, _ = model(micro)
     mask = micro["loss_mask"]
@@ -91,13 +93,13 @@ def backward(module, args, model, micro):
     return {name: value.detach() for name, value in found.items()}
 
 
-def norm_of(model, most=0):
-    """The norm of the gradient, which is then cut to `most` (0: it is left as it is)."""
-    return float(clip_grad_norm(accelerator(), model.parameters(), most))
+def norm_of(model, max_norm=0):
+    """Return the norm of the gradient, and then clip it to `max_norm` (0: off)."""
+    return float(clip_grad_norm(accelerator(), model.parameters(), max_norm))
 
 
 def second_update(module, old, new, reference, functions, rollout):
-    """A column of the last table: what a script makes of the second update."""
+    """Return a column of the last table: the second update of a script."""
     args = module.Args(**SIZES, num_minibatches=1)
     if module is dapo:
         args.overlong_cache = 7  # a quarter of max_new_tokens
@@ -133,7 +135,7 @@ def second_update(module, old, new, reference, functions, rollout):
 
 
 def pair_update(old, new, rollout):
-    """The same of dpo.py: row LONG is chosen, the first of the right ones, and row WRONG rejected."""
+    """Print the update of dpo.py: row LONG, the first right one, is chosen, row WRONG rejected."""
     prompts, completions, _ = rollout
     args = dpo.Args(pairs_per_step=1, max_new_tokens=27, nll_coef=0.0)
     pair = Pair(prompts[0].ids, completions[LONG].ids, completions[WRONG].ids)
@@ -143,9 +145,8 @@ def pair_update(old, new, rollout):
     losses, stats = dpo.pair_losses(new, batch, args)
     losses.sum().backward()
     margin = digits(stats["rewards/margin"].item())
-    print(
-        f"\ndpo: margin {margin}, loss {digits(losses.sum().item(), 5)}, norm {digits(norm_of(new), 3)}"
-    )
+    loss, norm = digits(losses.sum().item(), 5), digits(norm_of(new), 3)
+    print(f"\ndpo: margin {margin}, loss {loss}, norm {norm}")
 
 
 def main():
@@ -154,7 +155,7 @@ def main():
     tokenizer = load_tokenizer(args)
     functions = load_rewards(args)
     train_prompts, _ = load_prompts(args, tokenizer)
-    policy = load_policy(args, tokenizer, accelerator())
+    policy = load_policy(args, tokenizer, accelerator(), args.temperature)
     reference = copy.deepcopy(policy)
     prompts = PromptSampler(train_prompts, args.seed).draw(args.prompts_per_step)
     seed = (args.seed, 0, 1)
@@ -185,9 +186,8 @@ def main():
     optimizer.step()
     totals = {name: micro["totals"][name] for name in ("tokens", "rows", "prompts")}
     loss = digits(first["loss"])
-    print(
-        f"\n3. The first update\n\ntotals {totals}, loss {loss}, gradient norm {digits(first_norm, 3)}"
-    )
+    norm = digits(first_norm, 3)
+    print(f"\n3. The first update\n\ntotals {totals}, loss {loss}, gradient norm {norm}")
 
     second = backward(grpo, args, policy, micro) | {"old": micro["old_logprobs"]}
     second_norm = norm_of(policy)

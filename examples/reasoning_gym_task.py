@@ -1,8 +1,9 @@
-"""A task of reasoning-gym (a hundred of them, made by program) as data, and its own scorer as the reward.
+"""One of reasoning-gym's hundred generated tasks as data, with its own scorer as the reward.
 
 pip install reasoning-gym==0.1.25
 python examples/reasoning_gym_task.py runs/gym chain_sum max_terms=2 min_digits=1 max_digits=2
-python grpo.py --config configs/smollm2.yaml --dataset runs/gym --reward examples/reasoning_gym_task.py:score
+python grpo.py --config configs/smollm2.yaml --dataset runs/gym \\
+    --reward examples/reasoning_gym_task.py:score
 """
 
 import argparse
@@ -18,7 +19,10 @@ except ImportError:
 
 
 def score(completions, entry, **columns):
-    """The scorer of an entry's task, from 0 to 1; most give a part of the points to an answer with words around it."""
+    """Return the scores of the entries' tasks, 0 to 1.
+
+    Most give some of the points to an answer that has words around it.
+    """
     entries = [json.loads(text) for text in entry]
     scorers = [
         reasoning_gym.get_score_answer_fn(item["metadata"]["source_dataset"]) for item in entries
@@ -28,16 +32,15 @@ def score(completions, entry, **columns):
 
 
 def main(folder, task, *options):
-    """Write test.jsonl, 96 entries, and train.jsonl, at most 1,024; the scorer reads them in the column `entry`."""
+    """Write test.jsonl with 96 rows, and train.jsonl with at most 1,024; `score` reads `entry`."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     options = {
         name: yaml.safe_load(value)
         for name, _, value in (option.partition("=") for option in options)
     }
     made = reasoning_gym.create_dataset(task, size=3000, seed=0, **options)
-    entries = list({entry["question"]: entry for entry in made}.values())[
-        :1120
-    ]  # each question once
+    entries = {entry["question"]: entry for entry in made}  # each question once
+    entries = list(entries.values())[:1120]
     for name, part in (("test.jsonl", entries[:96]), ("train.jsonl", entries[96:])):
         rows = [
             {"question": x["question"], "answer": x["answer"], "entry": json.dumps(x)} for x in part

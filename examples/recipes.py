@@ -1,24 +1,24 @@
-"""Puts a file of recipes/, solutions/ or bugs/ into a script, function by function.
+"""Merge a file of recipes/, solutions/ or bugs/ into a script, function by function.
 
-python examples/recipes.py --list                                the files, by what they change
-python examples/recipes.py rloo                                  writes rloo.py, made of grpo.py
-python examples/recipes.py vapo                                  writes vapo.py, made of ppo.py
-python examples/recipes.py rloo dapo.py                          makes it of another script
-python examples/recipes.py run kl_sign grpo.py --kl_coef 0.2     runs it, and writes no script
+python examples/recipes.py --list                                list the files by what they change
+python examples/recipes.py rloo                                  write rloo.py, based on grpo.py
+python examples/recipes.py vapo                                  write vapo.py, based on ppo.py
+python examples/recipes.py rloo dapo.py                          write rloo.py, based on dapo.py
+python examples/recipes.py run kl_sign grpo.py --kl_coef 0.2     run it without writing a script
 
-Such a file is Python. What it defines is put into the script by its name:
+These files are Python. Their definitions are merged into the script by name:
 
-- A function replaces the script's function of that name, whether the script defines or imports it.
-- `script_update = update` keeps the script's own function under another name, so that the new one
-  can call it.
-- An option in `class Args` replaces the script's option of that name, and `del` in that class takes
-  options away.
-- Functions, constants and options that the script does not have are added. The file must use them
-  itself.
-- `LINES = {"a line of the script": "the lines in its place"}` replaces single lines, in `main` for
-  example. The script must have the line once.
-- The file may call whatever the script defines or imports, without importing it.
-- The docstring becomes that of the script, and a run of the script has the name of the file.
+- A function replaces the script's function of that name, defined or imported.
+- `script_update = update` keeps the script's own function under a new name, for the new one to
+  call.
+- An option in `class Args` replaces the script's option of that name; `del` in that class removes
+  options.
+- Functions, constants and options that the script does not have are added. The file itself must use
+  them.
+- `LINES = {"a line of the script": "its replacement"}` replaces single lines, for example in
+  `main`. The line must occur in the script exactly once.
+- The file may use whatever the script defines or imports, without importing it.
+- The docstring becomes the script's, and the script's runs get the name of the file.
 """
 
 import ast
@@ -50,7 +50,7 @@ KINDS = {  # what a recipe changes
     "dpo": ("online_dpo",),
     "teacher": ("distill", "sdpo"),
 }
-SCRIPTS = {  # all others are made of grpo.py
+SCRIPTS = {  # all others are based on grpo.py
     "vapo": "ppo.py",
     "ppo_penalty": "ppo.py",
     "ppo_adaptive_kl": "ppo.py",
@@ -62,17 +62,17 @@ SCRIPTS = {  # all others are made of grpo.py
 
 
 def files():
-    """{name: path} of the files that can be put into a script."""
+    """Return {name: path} of the files that can be merged into a script."""
     folders = [HERE / folder for folder in ("recipes", "solutions", "bugs")]
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.py"))}
 
 
 class Source:
-    """The text of a script, or of a file to be put into it: what is in it, and its edits."""
+    """A script or a file to merge into it: its text, its definitions, and edits."""
 
     def __init__(self, text):
         self.lines = text.splitlines()
-        self.edits = []  # (first line from 0, line after the last one, the new text)
+        self.edits = []  # (first line from 0, end line, new text)
         self.tree = ast.parse(text)
         self.docstring, *self.statements = self.tree.body
         self.functions, self.imports, self.args = {}, [], []
@@ -83,7 +83,7 @@ class Source:
                 self.imports.append(node)
             elif isinstance(node, ast.ClassDef) and node.name == "Args":
                 self.args = node.body
-        self.new_lines = {}  # {a line of the script: the lines in its place}
+        self.new_lines = {}  # {line of the script: its replacement}
         for node in self.statements:
             if isinstance(node, ast.Assign) and node.targets[0].id == "LINES":
                 self.new_lines = ast.literal_eval(node.value)
@@ -93,11 +93,11 @@ class Source:
         }
 
     def line_trees(self):
-        """The code of the lines that it puts into a script."""
+        """Return the syntax trees of the replacement lines."""
         return [ast.parse(textwrap.dedent(text)) for text in self.new_lines.values()]
 
     def names(self):
-        """The names that the code reads, and attributes, such as `teacher` in `args.teacher`."""
+        """Return the names that the code reads, also attributes (`teacher` in `args.teacher`)."""
         found = set()
         for node in nodes_of([self.tree, *self.line_trees()]):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
@@ -107,7 +107,7 @@ class Source:
         return found
 
     def defined(self):
-        """The names of its functions, classes and constants, and of what it imports."""
+        """Return the names of its functions, classes, constants and imports."""
         found = set(self.imported)
         for node in self.statements:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -117,13 +117,13 @@ class Source:
         return found
 
     def local_functions(self):
-        """The names that may be functions within its functions: arguments, and inner functions."""
+        """Return the names of arguments and of nested functions, which may be callable."""
         nodes = list(nodes_of(self.functions.values()))
         inner = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
         return inner | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
     def called(self):
-        """The names of the functions that its functions and its lines for a script call."""
+        """Return the names of the functions that its functions and replacement lines call."""
         found = set()
         for node in nodes_of([*self.functions.values(), *self.line_trees()]):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -131,7 +131,7 @@ class Source:
         return found
 
     def place(self, node):
-        """The first line of a statement with its decorators, from 0, and the line after it."""
+        """Return the first line (from 0) and the end line of a statement with its decorators."""
         decorators = getattr(node, "decorator_list", [])
         return min(part.lineno for part in (node, *decorators)) - 1, node.end_lineno
 
@@ -146,13 +146,13 @@ class Source:
         self.edits.append((line, line, text))
 
     def rename(self, node, old, new):
-        """Put `new` in the place of `old` in the first line of a piece of code."""
+        """Replace `old` by `new` in the first line of a node."""
         line = node.lineno - 1
         self.edits.append((line, line + 1, self.lines[line].replace(old, new)))
 
     def result(self):
-        # From the last line up, so that the line numbers above stay right. Of several texts for one
-        # place the last is put in first, so that they stand in the order of the file.
+        # Edit from the last line up, so that the line numbers above stay valid. Insert the last of
+        # several texts for one place first, so that they end up in the order of the file.
         edits = sorted(reversed(self.edits), key=lambda edit: edit[:2], reverse=True)
         for first, end, text in edits:
             self.lines[first:end] = text.splitlines()
@@ -165,10 +165,11 @@ def nodes_of(trees):
 
 
 def put(patch, script, name):
-    """The text of a script with that of a file put into it; its runs have this name.
+    """Return the text of a script merged with that of a file; its runs get this name.
 
-    A ValueError names what the script does not have. It was renamed there, or the file belongs to
-    another script: what it defines would do nothing, or what it calls would be missing in the run.
+    Raise ValueError for names that the script lacks, because they were renamed or because the file
+    is made for another script. What it defines would do nothing, and what it calls would be
+    missing.
     """
     new, script = Source(patch), Source(script)
     known = new.defined() | script.defined() | set(dir(builtins))
@@ -200,7 +201,7 @@ def put_options(new, script):
 
 
 def put_functions(new, script):
-    kept, waiting = {}, ""  # new code waits for the next function that has a place in the script
+    kept, waiting = {}, ""  # new code goes before the next function that the script has
     for node in new.statements:
         if isinstance(node, ast.Assign) and ast.unparse(node.value) in script.functions:
             kept[ast.unparse(node.value)] = node.targets[0].id
@@ -239,9 +240,9 @@ def must_have(names, name, kind):
 
 
 def with_imports(text, new):
-    """The script with the imports of the file, and without those that it no longer needs."""
+    """Return the script with the imports of the file, and without those that are now unused."""
     script = Source(text)
-    replaced = script.functions.keys() - new.names()  # by a function of the same name
+    replaced = script.functions.keys() - new.names()  # by functions of the same name
     unused = replaced | (script.imported - script.names())
     added = {
         node.module: names_of(node) for node in new.imports if isinstance(node, ast.ImportFrom)
@@ -258,7 +259,7 @@ def with_imports(text, new):
 
 
 def import_place(node, script):
-    """The line for an import: the first one, or that of `import torch` for another package."""
+    """Return the line of an import: of the standard library the first, else `import torch`."""
     module = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
     if module.split(".")[0] not in sys.stdlib_module_names:
         for own in script.imports:
@@ -277,12 +278,12 @@ def import_line(module, names):
 
 
 def import_order(name):
-    """Constants, then classes, then functions, as ruff sorts them."""
+    """Return the sort key of ruff: constants, then classes, then functions."""
     return not name.isupper(), not name[0].isupper(), name
 
 
 def load(text, name):
-    """A script as a module, from its text; its `main` has not run."""
+    """Return a script as a module, without running its `main`."""
     module = sys.modules[name] = types.ModuleType(name)
     module.__file__ = str(ROOT / f"{name}.py")  # it stands beside grpo.py
     exec(compile(text, module.__file__, "exec"), vars(module))
@@ -290,7 +291,7 @@ def load(text, name):
 
 
 def made(name, script=None):
-    """The text of a script with a file put into it, both by name; without one, of its usual script."""
+    """Return the text of a script [the default for the file] merged with a file, both by name."""
     script = script or SCRIPTS.get(name, "grpo.py")
     if name not in files():
         raise ValueError(f"no file {name}: --list has the files")
@@ -306,7 +307,7 @@ def made(name, script=None):
 
 
 def kind_of(name):
-    """What a recipe changes, or else the folder of the file."""
+    """Return what a recipe changes, or the folder of another file."""
     for kind, names in KINDS.items():
         if name in names:
             return kind
@@ -324,14 +325,14 @@ def show_list():
             shown = kind_of(name)
             print(shown)
         docstring = ast.get_docstring(ast.parse(files()[name].read_text(encoding="utf-8")))
-        made_of = f" (made of {SCRIPTS[name]})" if name in SCRIPTS else ""
+        made_of = f" (based on {SCRIPTS[name]})" if name in SCRIPTS else ""
         print(f"  {name:14} {docstring.splitlines()[0]}{made_of}")
 
 
 def write(text, name):
     path = ROOT / f"{name}.py"
     if path.exists():
-        raise SystemExit(f"{path} is there already: take it away first")
+        raise SystemExit(f"{path} exists already: remove it first")
     path.write_text(text, encoding="utf-8", newline="\n")
     print(f"wrote {path}")
 

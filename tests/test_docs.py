@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import recipes
 
 import registry
 import unpack
@@ -97,8 +98,10 @@ def test_each_test_that_a_page_names_is_there(page):
 
 
 def options():
-    """The options of all scripts, of Accelerate's launcher and of the tools, as pages write them."""
+    """Return the options of all scripts and recipes, as pages write them."""
     own = {field for name in ALL for field in script(name).Args.__dataclass_fields__}
+    for file in recipes.files().values():
+        own |= recipes.Source(file.read_text(encoding="utf-8")).options.keys()
     return own | {"config", "help"} | {f"no_{field}" for field in own}
 
 
@@ -126,9 +129,8 @@ def test_each_option_of_underscores_is_an_option(page):
 
 # docs/algorithms.md and docs/run.md show how the command line answers other projects' names, and a misspelt one.
 NAMES_ELSEWHERE = {"num_generations", "steps_per_generation", "clip_ratio_c", "lerning_rate"}
-# Of the launcher, and of the recipe tis.
+# Of Accelerate's launcher.
 FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu", "main_process_port", "machine_rank"}
-FOREIGN |= {"sampler_temperature"}
 
 
 def test_no_text_is_read_in_the_encoding_of_the_machine():

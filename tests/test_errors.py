@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import processes
-from harness.errors import StopSignal, clean_exit
+from harness.errors import InputError, StopSignal, clean_exit
 from harness.run import Run
 from testbed import ROOT, SCRIPTS, metric_rows, script
 
@@ -125,6 +125,8 @@ def run(name, folder, *arguments):
         with clean_exit():
             script(name).main([*OPTIONS[name], "--output_dir", str(folder), *arguments])
     except SystemExit as end:
+        if isinstance(end.__context__, InputError):
+            raise
         return end.code
     return 0
 

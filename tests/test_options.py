@@ -1,6 +1,7 @@
 """Each option of grpo.py has an effect in its siblings too, or is refused."""
 
 import functools
+import inspect
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def losses(name, **options):
     old, step, drift, entropy, signs = torch.rand(5, 16, 6, generator=torch.Generator().manual_seed(0)).double()
     mask = torch.arange(6) < torch.tensor([[6], [3], [1], [5]]).repeat(4, 1)
     ref, new = drift - old - 0.5 if getattr(args, "kl_coef", 0) else None, 4 * step - 2 - old
-    entropies = {"entropy": entropy} if hasattr(args, "entropy_coef") else {}
+    entropies = {"entropy": entropy} if "entropy" in inspect.signature(module.policy_loss).parameters else {}
     return module.policy_loss(new, -old, signs[:, :1] - 0.5, mask, args, ref, **entropies)[0]
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from processes import run_processes
-from testbed import ALL
+from testbed import ALL, ONLY
 
 
 @pytest.fixture(scope="module")
@@ -30,5 +30,6 @@ def test_a_step_mixes_no_devices_and_its_update_waits_for_no_token(name, counted
     updates = counted["updates"][name]
     assert not isinstance(updates, str), updates
     one, four = (sum(number for *_, number in waits) for waits in updates)
-    assert 0 < one <= 64, updates[0]
-    assert four <= one + 3 * 36, updates[1]
+    limit, of_micro_batch = (89, 50) if ONLY else (64, 36)  # a fork may have more forwards
+    assert 0 < one <= limit, updates[0]
+    assert four <= one + 3 * of_micro_batch, updates[1]

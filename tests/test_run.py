@@ -315,7 +315,7 @@ def test_the_bar_fits_80_columns(step, remaining, monkeypatch, tmp_path):
     run.log.start_bar(500)
     run.log.bar.n = step - 1
     run.log.step, run.log.step_start = step, 0.0
-    run.log.show_phase("update 12/16")
+    Metrics(run).show_phase("update 12/16")
     run.log.print_step({"reward/mean": -0.12345, "completion/length": 1024.4, "policy/entropy": 0.08841}, 500)
     run.log.bar.ncols, run.log.bar.dynamic_ncols = 79, None
     line = str(run.log.bar)

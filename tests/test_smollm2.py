@@ -5,6 +5,7 @@ import json
 import sys
 
 import pytest
+import recipes
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -68,12 +69,13 @@ def test_problems_are_distinct_solved_and_the_same_each_time(tmp_path):
 MORE = {"overlong_cache": "--overlong_cache 8 --eval_top_p 1", "critic": "--critic shared"}  # as its comment says
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "dpo"])
+@pytest.mark.parametrize("name", [*SCRIPTS, "online_dpo"])
 def test_every_script_that_samples_accepts_the_settings(name, monkeypatch):
-    module, reached = script(name), []
+    is_recipe, reached = name == "online_dpo", []
+    module = recipes.load(recipes.made(name), name) if is_recipe else script(name)
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(module, "launch", lambda args: (reached.append(args), sys.exit(0)))
-    path = f"configs/smollm2{'-dpo' if name == 'dpo' else ''}.yaml"
+    monkeypatch.setattr(module, "Run", lambda name, args: (reached.append(args), sys.exit(0)))
+    path = f"configs/smollm2{'-dpo' if is_recipe else ''}.yaml"
     with pytest.raises(SystemExit):
         own = [word for option, words in MORE.items() if hasattr(module.Args, option) for word in words.split()]
         module.main(["--config", path, *own])

@@ -221,6 +221,7 @@ def rows_of(draw, tokenizer, o):
         prompt = tokenizer(o.frame.format(question)).input_ids
         group = [SimpleNamespace(question=question, text=text, ended=ended, prompt=prompt) for text, ended in samples]
         for row in group:
+            row.group = group
             row.tokens = tokens_of(tokenizer, row.text, row.ended)
             row.right = row.ended and row.text.endswith(f"#### {PROBLEMS[question]}")
             row.equations = row.text.count("=") / 4
@@ -417,9 +418,26 @@ def standardize(x, values):
     return 0.0 if min(values) == max(values) else (x - mean(values)) / deviation(values, ddof=0)
 
 
+class DualClip(GRPO):
+    """arXiv 1912.09729, Eq. 5: no ratio above c counts where A < 0."""
+
+    def objective(self, ratio, row):
+        objective = super().objective(ratio, row)
+        return objective.clamp(min=self.o.dual_clip * row.advantage) if row.advantage < 0 else objective
+
+
+class GroupMean(GRPO):
+    """arXiv 2503.14476, Eq. 8 as it is printed: the mean over the tokens of a group, then over groups."""
+
+    def weight(self, row, minibatch):
+        group = [other for other in minibatch if other.group is row.group]
+        return 1 / sum(len(other.tokens) for other in group) / (len(minibatch) / self.o.group_size)
+
+
 def train_family(start, rollouts, paper, o):
-    """The policy after these rollouts, and a log of each."""
+    """Return the policy after these rollouts, and a log of each."""
     policy, reference, logs = load(start), load(start), []
+    entropy_coef = getattr(o, "entropy_coef", 0.0)
     optimizer = adamw(policy.parameters(), o=o)
     for step, rows in enumerate(rollouts):
         logs.append(log := Log())
@@ -435,7 +453,7 @@ def train_family(start, rollouts, paper, o):
                 for row in filter(paper.trained, minibatch):
                     new, entropy = read(policy, row, o.temperature)
                     ratio, kl, (low, high) = paper.ratio(new, row), k3(new, row.ref), paper.bounds(row)
-                    gain = paper.objective(ratio, row) - o.kl_coef * kl
+                    gain = paper.objective(ratio, row) - o.kl_coef * kl + entropy_coef * entropy
                     loss = -(gain * paper.weight(row, minibatch)).sum()
                     loss.backward()
                     step_loss += float(loss.detach())
@@ -462,7 +480,30 @@ def train_family(start, rollouts, paper, o):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_group_relative(module, paper, own, start, tmp_path, monkeypatch):
-    options = ROLLOUTS | own
+    check_family(module, paper, ROLLOUTS | own, start, tmp_path, monkeypatch)
+
+
+def recipe(name):
+    """Return the module of a recipe, put into its script."""
+    import recipes  # of examples/, which a fork may lack
+
+    return recipes.load(recipes.made(name), name)
+
+
+@pytest.mark.beside("examples")
+@pytest.mark.parametrize(
+    "name, paper, own",
+    [
+        ("dual_clip", DualClip, dict(dual_clip=1.2)),
+        ("entropy_bonus", GRPO, dict(entropy_coef=0.02)),
+        ("token_mean", GroupMean, dict(token_mean="group")),
+    ],
+)
+def test_recipes_over_grpo(name, paper, own, start, tmp_path, monkeypatch):
+    check_family(recipe(name), paper, ROLLOUTS | own, start, tmp_path, monkeypatch)
+
+
+def check_family(module, paper, options, start, tmp_path, monkeypatch):
     o = SimpleNamespace(**options, frame="{}")
     rows, sampler, ratios = run_sampled(module, tmp_path, start, options, monkeypatch)
     first, second = ([question for question, _ in draw] for draw in sampler.draws[:2])
@@ -504,10 +545,10 @@ def generalized_advantages(rewards, values, gamma, lam):
     return torch.tensor(advantages, dtype=torch.float64)
 
 
-def judge_ppo(rows, o, log):
+def judge_ppo(rows, o, kl_coef, log):
     """Old advantages and returns of each token; the advantages are whitened over the tokens of all rows."""
     for row in rows:
-        rewards = -o.kl_coef * (row.old - row.ref) if o.kl_in == "reward" else torch.zeros_like(row.old)
+        rewards = -kl_coef * (row.old - row.ref) if o.kl_in == "reward" else torch.zeros_like(row.old)
         rewards[-1] += row.reward
         row.advantages = generalized_advantages(rewards, row.old_values, o.gamma, o.gae_lambda)
         row.returns = row.advantages + row.old_values
@@ -524,9 +565,12 @@ def train_ppo(start, rollouts, o):
     """Schulman et al., arXiv 1707.06347, Eq. 7, with a critic and, as in RLHF, a KL to the reference."""
     policy, reference, critic, logs = load(start), load(start), Critic(start), []
     optimizer = adamw(policy.parameters(), critic.parameters(), o=o)
+    kl_coef, penalty = o.kl_coef, getattr(o, "penalty_coef", 0.0)
+    kl_target, warmup = getattr(o, "kl_target", 0.0), getattr(o, "critic_warmup_steps", 0)
     for step, rows in enumerate(rollouts):
         logs.append(log := Log())
-        rates = rate(step, o), rate(step, o) / o.learning_rate * o.critic_learning_rate
+        warm = step < warmup  # the critic alone
+        rates = 0.0 if warm else rate(step, o), rate(step, o) / o.learning_rate * o.critic_learning_rate
         for group, group_rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = group_rate
         log.note("optim", lr=rates[0], critic_lr=rates[1])
@@ -534,7 +578,7 @@ def train_ppo(start, rollouts, o):
             for row in rows:
                 row.old, row.ref = read(policy, row, o.temperature)[0], read(reference, row, o.temperature)[0]
                 row.old_values = critic.values(row)
-            judge_ppo(rows, o, log)
+            judge_ppo(rows, o, kl_coef, log)
         for _ in range(o.num_epochs):
             for minibatch in cut(rows, o.num_minibatches):
                 count = sum(len(row.tokens) for row in minibatch)
@@ -542,13 +586,10 @@ def train_ppo(start, rollouts, o):
                 for row in minibatch:
                     new, entropy = read(policy, row, o.temperature)
                     ratio, values, kl = (new - row.old).exp(), critic.values(row), k3(new, row.ref)
-                    bounds, bad = (1 - o.clip_low, 1 + o.clip_high), row.advantages < 0
-                    gain = torch.minimum(ratio * row.advantages, ratio.clamp(*bounds) * row.advantages)
-                    if o.dual_clip:  # arXiv 1912.09729, Eq. 5
-                        gain = torch.where(bad, torch.maximum(gain, o.dual_clip * row.advantages), gain)
-                    log.note("policy", clip_fraction_low=bad & (ratio < bounds[0]))
-                    log.note("policy", clip_fraction_high=(row.advantages > 0) & (ratio > bounds[1]))
-                    log.note("policy", dual_clip=bad & (ratio > (o.dual_clip or torch.inf)))
+                    if penalty:  # Eq. 8
+                        gain = ratio * row.advantages - penalty * (row.old - new)
+                    else:
+                        gain = clipped_gain(ratio, row.advantages, o, log)
                     if o.kl_in == "loss":
                         gain = gain - o.kl_coef * kl
                         log.note("policy", kl_ref=kl)
@@ -560,11 +601,36 @@ def train_ppo(start, rollouts, o):
                     step_loss += float(loss.detach())
                     log.note("policy", ratio_max=ratio, approx_kl=k3(row.old, new), entropy=entropy)
                     log.note("value", mean=values, loss=value_loss, clip=near_errors > errors)
+                if warm:
+                    for weight in policy.parameters():
+                        weight.grad = None  # Adam counts no step
                 norms = [torch.nn.utils.clip_grad_norm_(m.parameters(), o.max_grad_norm) for m in (policy, critic)]
                 optimizer.step()
                 log.note("optim", loss=step_loss, grad_norm=norms[0], critic_grad_norm=norms[1])
                 optimizer.zero_grad()
+        if kl_target:  # Ziegler et al., arXiv 1909.08593, 2.2
+            log.note("policy", kl_coef=kl_coef)
+            error = mean(log["policy/kl_old_ref"]) / kl_target - 1
+            kl_coef *= 1 + min(max(error, -0.2), 0.2) * len(rows) / o.kl_horizon
+        if penalty:  # Section 4
+            with torch.no_grad():
+                log.note("policy", kl_old_new=torch.cat([k3(r.old, read(policy, r, o.temperature)[0]) for r in rows]))
+            log.note("policy", penalty_coef=penalty)
+            distance = mean(log["policy/kl_old_new"])
+            penalty *= 2 if distance > 1.5 * o.penalty_target else 0.5 if distance < o.penalty_target / 1.5 else 1
     return policy, logs
+
+
+def clipped_gain(ratio, advantages, o, log):
+    """Eq. 7, and the dual clip of arXiv 1912.09729, Eq. 5."""
+    bounds, bad = (1 - o.clip_low, 1 + o.clip_high), advantages < 0
+    gain = torch.minimum(ratio * advantages, ratio.clamp(*bounds) * advantages)
+    if o.dual_clip:
+        gain = torch.where(bad, torch.maximum(gain, o.dual_clip * advantages), gain)
+    log.note("policy", clip_fraction_low=bad & (ratio < bounds[0]))
+    log.note("policy", clip_fraction_high=(advantages > 0) & (ratio > bounds[1]))
+    log.note("policy", dual_clip=bad & (ratio > (o.dual_clip or torch.inf)))
+    return gain
 
 
 PPO = ROLLOUTS | dict(
@@ -581,18 +647,39 @@ PPO = ROLLOUTS | dict(
 
 @pytest.mark.parametrize("own", [{}, dict(kl_in="loss", dual_clip=1.2)], ids=["kl_in_reward", "kl_in_loss"])
 def test_ppo(own, start, tmp_path, monkeypatch):
-    options = PPO | own
+    logs = check_ppo(ppo, PPO | own, start, tmp_path, monkeypatch)
+    happens = ["value/clip", "policy/clip_fraction_low", "policy/clip_fraction_high"]
+    assert_happens(logs[0], *happens, *(["policy/dual_clip"] if "dual_clip" in own else []))
+
+
+@pytest.mark.beside("examples")
+@pytest.mark.parametrize(
+    "name, without, own",
+    [
+        ("ppo_penalty", ["clip_low", "clip_high", "dual_clip"], dict(penalty_coef=0.5, penalty_target=0.02)),
+        ("ppo_adaptive_kl", ["kl_in"], dict(kl_target=0.05, kl_horizon=20.0)),  # a rollout moves beta by a sixth
+        ("critic_warmup", [], dict(critic_warmup_steps=1)),
+    ],
+)
+def test_recipes_over_ppo(name, without, own, start, tmp_path, monkeypatch):
+    logs = check_ppo(recipe(name), PPO | own, start, tmp_path, monkeypatch, without)
+    for coefficient in ("policy/penalty_coef", "policy/kl_coef"):
+        assert coefficient not in logs[0] or len({log[coefficient][0] for log in logs}) > 1
+
+
+def check_ppo(module, options, start, tmp_path, monkeypatch, without=()):
     o = SimpleNamespace(**options, frame="{}")
-    rows, sampler, ratios = run_sampled(ppo, tmp_path, start, options, monkeypatch)
+    given = {name: value for name, value in options.items() if name not in without}
+    rows, sampler, ratios = run_sampled(module, tmp_path, start, given, monkeypatch)
     rollouts = [flat(rows_of(draw, sampler.tokenizer, o)) for draw in sampler.draws]
     for row in flat(rollouts):
         row.reward = weighted_reward(row)
     policy, logs = train_ppo(start, rollouts, o)
-    assert max(ratios[:3]) == 1 < max(ratios[3:6])
-    happens = ["value/clip", "policy/clip_fraction_low", "policy/clip_fraction_high"]
-    assert_happens(logs[0], *happens, *(["policy/dual_clip"] if o.dual_clip else []))
+    first = 12 * getattr(o, "critic_warmup_steps", 0)  # forwards of a step
+    assert max(ratios[: first + 3]) == 1 < max(ratios[first + 3 : first + 6])
     assert_same(rows, logs)
     assert_same_weights(tmp_path, start, policy)
+    return logs
 
 
 def test_ppo_with_a_reward_model(start, tmp_path, monkeypatch):
@@ -695,6 +782,36 @@ def test_dpo(start, tmp_path):
         with torch.no_grad():
             log.note("eval", loss=dpo_loss(policy, *held_out, o, Log()))
     assert_same(run_script(dpo, tmp_path, start, {"dataset": data, **DPO, "max_steps": -1}), logs)
+    assert_same_weights(tmp_path, start, policy)
+
+
+@pytest.mark.beside("examples")
+def test_online_dpo(start, tmp_path, monkeypatch):
+    """Each round draws other prompts, and its reference is the policy that samples them; the optimizer goes on."""
+    module, tokenizer = recipe("online_dpo"), AutoTokenizer.from_pretrained(start)
+    own = dict(pair_prompts=3, pair_samples=4, pairs_per_step=2, num_epochs=2, max_new_tokens=LIMIT)
+    options = DPO | own | dict(temperature=1.3, warmup_steps=2, max_steps=6, eval_every=0, eval_samples=1, eval_k=1)
+    options |= {name: ROLLOUTS[name] for name in ("reward", "reward_weights")}
+    o, sampler = SimpleNamespace(**options, frame="{}"), Sampler(tokenizer)
+    monkeypatch.setattr(module, "rollout", sampler)
+    rows = run_script(module, tmp_path, start, {"dataset": write_problems(tmp_path), **options})
+    assert len(sampler.draws) > 1 and len(sampler.draws) == len(set(sampler.seeds))
+    assert {question for draw in sampler.draws[:2] for question, _ in draw} == set(PROBLEMS)  # three and three
+
+    policy, logs = load(start), []
+    optimizer = adamw(policy.parameters(), o=o)
+    for draw in sampler.draws:
+        pairs = []
+        for group in rows_of(draw, tokenizer, o):
+            group = [row for row in group if row.ended]  # in a file of pairs the others would look finished
+            best, worst = max(group, key=weighted_reward), min(group, key=weighted_reward)
+            if weighted_reward(best) > weighted_reward(worst):
+                pairs.append([best, worst])
+        remember(policy, pairs)
+        for step_pairs in passes(pairs, o)[: o.max_steps - len(logs)]:
+            logs.append(log := Log())
+            take_step(policy, optimizer, [dpo_loss(policy, *p, o, log) for p in step_pairs], len(logs) - 1, o, log)
+    assert_same(rows, logs)
     assert_same_weights(tmp_path, start, policy)
 
 

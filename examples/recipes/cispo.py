@@ -3,7 +3,8 @@
 The importance weight is clipped and detached, and multiplies A log pi, so a token beyond the clip
 keeps its gradient. All tokens of an optimizer step have the same weight, and there is no KL. There
 is no lower bound (--clip_low 1.0, since a ratio cannot fall below 0). The upper bound of the
-weight, 5, is our choice. """
+weight, 5, is our choice.
+"""
 
 
 class Args:

@@ -28,7 +28,7 @@ def load_reference(policy, args, accelerator):
 
 def compute_advantages(rewards, args):
     """Return zeros (R, 1): rewards teach nothing here, `policy_loss` computes the advantages."""
-    return torch.zeros(len(rewards), 1)
+    return torch.zeros(len(rewards), 1, dtype=torch.float64)
 
 
 def teacher_advantages(logprobs, teacher_logprobs):

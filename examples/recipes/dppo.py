@@ -1,5 +1,4 @@
-"""DPPO: Divergence Proximal Policy Optimization (arXiv 2602.04879), with the binary total
-variation.
+"""DPPO: Divergence Proximal Policy Optimization, binary total variation (arXiv 2602.04879).
 
 GRPO's clip looks at how far a token's ratio is from 1. This one looks at how far its probability
 moved:

@@ -6,7 +6,8 @@ clipped before the mean, in log space and on one side:
     J_i = A_i exp( 1/|o_i| sum_t m_t ),  m_t = min(log r_t, 0.4) if A_i > 0, else max(log r_t, -0.4)
 
 A token beyond its bound has no gradient, and the others of the row keep theirs; GSPO clips the
-whole row. The bounds are exp(-0.4) and exp(0.4), far wider than GRPO's. There is no KL. """
+whole row. The bounds are exp(-0.4) and exp(0.4), far wider than GRPO's. There is no KL.
+"""
 
 from common.masked import log_ratio
 

@@ -5,7 +5,8 @@
 on all processes. reinforce_pp.py also centers by the group, but divides by the standard deviation
 of the centered rewards, over tokens. Here it is that of the raw rewards, over rows: it includes the
 spread between prompts, so the advantages are smaller, and a group that is nearly all right is not
-blown up. All tokens of an optimizer step have the same weight. There is no KL. """
+blown up. All tokens of an optimizer step have the same weight. There is no KL.
+"""
 
 from common.masked import moments
 

@@ -7,7 +7,8 @@ The advantage is the reward minus the mean of its group, divided by that mean:
 The fewer completions are right, the more each of them counts. With p the probability of a right
 one, the expected gradient is that of -sum over k < G of (1 - p)^k / k, the first terms of log p
 (Theorem 5 of version 3). That holds for rewards of 0 and 1, so others are refused. The log-prob is
-that of the whole completion, the sum over its tokens. """
+that of the whole completion, the sum over its tokens.
+"""
 
 from harness.errors import InputError
 
@@ -19,7 +20,7 @@ class Args:
 
 LINES = {
     "advantages = compute_advantages(samples.rewards, args)": """
-        check_binary(samples.rewards)
+        check_binary(samples.rewards[samples.is_scored])
         advantages = compute_advantages(samples.rewards, args)
     """
 }

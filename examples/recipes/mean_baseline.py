@@ -1,8 +1,9 @@
 """REINFORCE with a single baseline for all prompts: the mean reward of the rollout.
 
-The second rung of the ladder to GRPO in docs/fork.md. Each process uses the mean of its own rows,
-so two processes run a different algorithm; reinforce_pp.py shows how to average over all of them.
+The second rung of the ladder to GRPO in docs/fork.md.
 """
+
+from common.masked import moments
 
 
 class Args:
@@ -10,10 +11,19 @@ class Args:
     del normalize_std, std_eps  # there is no standard deviation
 
 
-def compute_advantages(rewards, args):
-    """Return advantages (R, 1), float64: each reward minus the mean of all."""
+LINES = {
+    "advantages = compute_advantages(samples.rewards, args)": """
+        mean, _ = moments(samples.rewards.to(accelerator.device), 0, accelerator.reduce)
+        advantages = compute_advantages(samples.rewards, args, mean.cpu())
+    """
+}
+
+
+def compute_advantages(rewards, args, mean=None):
+    """Return advantages (R, 1), float64: each reward minus the mean of all [of these]."""
     rewards = rewards.double()
-    return (rewards - rewards.mean()).view(-1, 1)
+    mean = rewards.mean() if mean is None else mean
+    return (rewards - mean).view(-1, 1)
 
 
 def token_weights(loss_mask, totals, args):

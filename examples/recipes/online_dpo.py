@@ -13,15 +13,12 @@ from harness.launch import shard_indices
 
 
 class Args:
-    dataset: str = option("embedded", "prompts to sample completions of")
-    eval_dataset: str | None = option(None, "like --dataset [its test split, or 5 % of it]")
-    max_steps: int = option(50, "optimizer steps", ge=0)
+    del dataset, eval_dataset, max_steps  # as in harness/args.py: prompts, and 50 steps
     nll_coef: float = option(0.0, "c, weight of -log p(chosen) / length", ge=0)
     num_epochs: int = option(1, "passes over the pairs of a round", gt=0)
     pair_prompts: int = option(512, "prompts of a round, over all processes", gt=0)
     pair_samples: int = option(8, "completions of each prompt", gt=1)
-    temperature: float = option(1.0, "sampling temperature of the pairs", gt=0)
-    del max_length
+    pair_temperature: float = option(1.0, "sampling temperature of the pairs", gt=0)
 
 
 class PairBuffer:
@@ -59,7 +56,7 @@ def make_pairs(accelerator, sample_and_score, prompts, seed, args, metrics):
     n = args.pair_samples
     indices = shard_indices(len(prompts), accelerator)
     shard = [prompts[index % len(prompts)] for index in indices]
-    samples = sample_and_score(shard, n, args.temperature, 1.0, seed)
+    samples = sample_and_score(shard, n, args.pair_temperature, 1.0, seed)
     metrics.add("pairs/truncated", samples.batch["truncated"].cpu())
     made = []  # (index of the prompt, pair, row)
     for i, (index, prompt) in enumerate(zip(indices, shard, strict=True)):
@@ -74,6 +71,7 @@ def make_pairs(accelerator, sample_and_score, prompts, seed, args, metrics):
             row = preference_row(prompt, best.text, worst.text)
             made.append((index, Pair(prompt.ids, best.ids, worst.ids), row))
     made = sorted(gather_object(made), key=lambda item: item[0])
+    made = [item for item in made if item[1].length() <= args.max_length]
     return [pair for _, pair, _ in made], [row for _, _, row in made]
 
 

@@ -35,8 +35,8 @@ class Args:
 
 
 LINES = {
-    'samples.batch["loss_mask"] = samples.batch["completion_mask"]': """
-        samples.batch["loss_mask"] = samples.batch["completion_mask"]
+    'samples.batch["loss_mask"] = samples.loss_mask': """
+        samples.batch["loss_mask"] = samples.loss_mask
         siblings = right_siblings(samples.rewards, args)
         teacher = teacher_prompts(run.tokenizer, samples, siblings, policy, args)
         samples.batch["teacher"] = teacher
@@ -49,7 +49,7 @@ LINES = {
 
 def compute_advantages(rewards, args):
     """Return zeros (R, 1): `add_old_and_ref_logprobs` adds the advantages of the tokens."""
-    return torch.zeros(len(rewards), 1)
+    return torch.zeros(len(rewards), 1, dtype=torch.float64)
 
 
 def right_siblings(rewards, args):

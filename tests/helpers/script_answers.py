@@ -8,6 +8,7 @@ log-probs replaces the model, and its gradient is the answer. A thread replaces 
 """
 
 import contextlib
+import inspect
 import json
 import sys
 from unittest import mock
@@ -67,11 +68,15 @@ def takes_steps(module):
 def is_clipped(module):
     """Return whether the script clips a ratio, of tokens or of rows. A fork may have any other loss."""
     plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=NO_DUAL_CLIP, kl_coef=0.0, entropy_coef=0.0, dynamic_clip=False)
-    log_ratios = torch.tensor([[0.5, -0.1, 0.2], [-0.5, 0.1, 0.4]], dtype=torch.float64)
-    mask = torch.tensor([[True, True, True], [True, True, False]])
+    up = torch.tensor([0.6, -0.5, 0.9], dtype=torch.float64)
+    log_ratios = torch.stack([up, -up, up, -up])  # beyond the clip on both sides, tokens and the means of rows
+    mask = torch.tensor([[True, True, True], [True, True, False]] * 2)
     old = torch.full_like(log_ratios, -1.0)
-    advantages = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
-    losses, _ = module.policy_loss(old + log_ratios, old, advantages, mask, args_of(module, **plain))
+    advantages = torch.tensor([[1.0], [1.0], [-2.0], [-2.0]], dtype=torch.float64)
+    inputs = [old + log_ratios, old, advantages, mask, args_of(module, **plain)]
+    if "ref_logprobs" in inspect.signature(module.policy_loss).parameters:
+        inputs.append(old - 1)  # without a coefficient it has no part in the loss
+    losses, _ = module.policy_loss(*inputs)
     of_rows = torch.where(mask, log_ratios, 0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
     for ratio in (log_ratios.exp(), of_rows.exp()):
         objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.3) * advantages)
@@ -123,9 +128,9 @@ class Gradients:
 
     def __init__(self, model, has_critic=False):
         self.model, self.first = model, None
-        self.param_groups = [{"params": list(model.parameters()), "lr": 0.0}]
+        self.param_groups = [{"params": list(model.parameters()), "lr": 1.0}]
         if has_critic:
-            self.param_groups.append({"params": [], "lr": 0.0})
+            self.param_groups.append({"params": [], "lr": 1.0})
 
     def step(self):
         if self.first is None:
@@ -388,7 +393,8 @@ def advantage_args(module, options):
             args["std_eps"] = options["std_eps"]
         expected = (rewards - mean) / (std + args.get("std_eps", 0) * (std != 1))
         refuse_unless("std_eps" in args or options["std_eps"] == 0 or std == 1, "no eps beside the deviation")
-        if torch.allclose(advantages_of(module, rewards, module.Args(group_size=4, **args))[:, 0], expected):
+        found = advantages_of(module, rewards, module.Args(group_size=4, **args))[:, 0]
+        if torch.allclose(found.double(), expected):
             return args
     raise NotOffered(f"no {options['baseline']} with the deviation {options['deviation']}")
 

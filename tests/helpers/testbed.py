@@ -40,7 +40,8 @@ SHIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_mode
 ALL = sorted(found(), key=lambda name: (name != "grpo", name))
 FAMILY = [name for name in ALL if found()[name].startswith("rewards")]  # advantages by groups
 SCRIPTS = [name for name in ALL if found()[name]]
-PAIRS = [name for name in ALL if not found()[name]]
+READS_PAIRS = [name for name in ALL if "load_pairs" in (ROOT / f"{name}.py").read_text(encoding="utf-8")]
+PAIRS = [name for name in READS_PAIRS if not found()[name]]  # a script may also make its pairs
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
@@ -142,6 +143,21 @@ def advantages_of(module, rewards, args):
     return own(rewards, args, history)[0]
 
 
+def learns_from_rewards(module, args):
+    """Return whether the script's advantages are made of rewards, and not of the log-probs of a teacher."""
+    if not knows_advantages(module):
+        return True
+    rewards = torch.tensor([0.0, 1.0]).repeat(args.group_size)  # in groups that differ within
+    return bool(advantages_of(module, rewards, args).any())
+
+
+def needed(module):
+    """Return options without which a run of a script would not start, or would not train its policy at once."""
+    values = {"teacher": "embedded", "critic_warmup_steps": "0"}
+    names = [name for name in values if name in module.Args.__dataclass_fields__]
+    return [word for name in names for word in (f"--{name}", values[name])]
+
+
 def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
     """A batch of real problems with completions of unequal lengths, right and wrong, some of them truncated."""
     prompts = embedded_prompts()[:groups]
@@ -183,7 +199,11 @@ def fill(module, batch, rewards, args):
     if hasattr(module, "load_critic"):
         return batch
     if knows_advantages(module):
-        return batch | {"advantages": advantages_of(module, rewards, args)}
+        advantages = advantages_of(module, rewards, args)
+        if not advantages.any():  # the script takes them from a column that this batch lacks
+            groups = rewards.view(-1, args.group_size)
+            advantages = (groups - groups.mean(dim=1, keepdim=True)).view(-1, 1)
+        return batch | {"advantages": advantages}
     return batch_of_main(module, batch, args)
 
 
@@ -209,7 +229,8 @@ def batch_of_main(module, batch, args):
     update, module.update, module.rollout = module.update, reached, of_this_batch
     try:
         with tempfile.TemporaryDirectory() as folder:
-            words = [f"--{name}={value}" for name, value in sizes.items() if name in module.Args.__dataclass_fields__]
+            words = needed(module)
+            words += [f"--{name}={value}" for name, value in sizes.items() if name in module.Args.__dataclass_fields__]
             module.main([*words, f"--output_dir={folder}"])
     except Reached:
         return caught["batch"]
@@ -247,7 +268,7 @@ class GradientRecorder:
     def __init__(self, model, groups):
         groups = list(groups)
         groups = groups if isinstance(groups[0], dict) else [{"params": groups}]
-        self.model, self.param_groups, self.steps = model, [group | {"lr": 0.0} for group in groups], []
+        self.model, self.param_groups, self.steps = model, [group | {"lr": 1.0} for group in groups], []
 
     def step(self):
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
