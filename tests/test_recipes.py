@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import types
 
 import pytest
@@ -53,6 +54,10 @@ SMALL += ["--max_new_tokens", "32"]
 def modules():
     """{name: module} of the scripts that the recipes make."""
     return {name: recipes.load(recipes.made(name), name) for name in NAMES}
+
+
+def source(name):
+    return (ROOT / f"{name}.py").read_text(encoding="utf-8")
 
 
 def train(module, folder, *arguments):
@@ -261,6 +266,33 @@ def test_a_written_recipe_passes_the_suite(name, tmp_path):
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 10
+
+
+# --- docs/fork.md: an environment's own reward ---
+
+EPISODES = """
+    scores = batch["completion_mask"].sum(dim=1).tolist()  # what an environment says of each episode
+    scores[0] = float("nan")
+"""
+
+
+@pytest.mark.beside("docs")
+def test_the_state_of_an_environment_becomes_a_reward_term(tmp_path):
+    text = (ROOT / "docs" / "fork.md").read_text(encoding="utf-8")
+    (in_rollout, _, *in_main) = re.search(r"```python\n(batch.*?)```", text, re.DOTALL)[1].splitlines()
+    returned = "return rollout_batch(policy, inputs, outputs, n)"
+    batch = returned.replace("return", "batch =")
+    lines = {returned: f"{batch}\n{textwrap.dedent(EPISODES)}{in_rollout}\nreturn batch"}
+    lines[in_main[0].partition("  #")[0]] = "\n".join(in_main)
+    module = recipes.load(recipes.put(f'"""New."""\n\nLINES = {lines!r}\n', source("grpo"), "mine"), "mine")
+    row = train(module, tmp_path, "--max_steps", "1")[1]
+    samples = [line for line in rows_of(tmp_path / "samples.jsonl") if "evaluation" not in line]
+    for number, line in enumerate(samples):
+        state = line["reward_terms"]["state"]
+        assert state is None if number == 0 else state > 5
+        assert line["reward"] == line["reward_terms"]["accuracy"] + (state or 0)
+    assert len(samples) == 4 and row["reward_terms/state"] > 5
+    assert row["reward/mean"] == pytest.approx(row["reward/accuracy"] + row["reward_terms/state"] * 15 / 16)
 
 
 # --- the test vectors ---
