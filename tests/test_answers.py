@@ -7,6 +7,7 @@ tuples and lists, LaTeX), what must differ, choices, gold answers in data, time,
 
 import json
 import random
+import re
 import time
 import tracemalloc
 from decimal import Decimal
@@ -35,13 +36,14 @@ MARKERS = [
     ("## **Answer**\n**12**", "12"), ("#### Answer: 12", "12"), ("### Final Answer\n" r"$$\boxed{12}$$", "12"),
     ("答案是3", "3"), ("答案：3。", "3"), ("**答案**： 3", "3"), ("【答案】12", "12"), ("【答案】B【解析】因为", "B"),
     ("答：12", "12"), ("**答**:12。", "12"), ("故选：B", "B"), ("Answer：3", "3"),
+    ("#### 12</answer>", "12"), (r"<answer>\[ 12 \]</answer>", "12"), ("The answer is:\n\\[\n12\n\\]", "12"),
     # The last marker counts, whatever its kind, and one inside a box belongs to the box.
     (r"\boxed{1} #### 2", "2"), (r"#### 2" "\n" r"\boxed{1}", "1"), (r"<answer>1</answer> \boxed{2} answer: 3", "3"),
     ("#### 3\n#### ", "3"), (r"The answer is $\boxed{7}$.", "7"), (r"#### $\boxed{3}$", "3"),
     (r"<answer>\boxed{3}</answer>", "3"), ("<answer>The answer is 3</answer>", "3"), (r"\boxed{Answer: 42}", "42"),
     (r"\boxed{Answer: 42} is what I get.", "42"), (r"\boxed{\text{The answer is } 42}", "42"),
-    (r"\boxed{Answer: 12<|im_end|>}", "12"), (r"\boxed{Answer: \boxed{42}}", "42"), (r"\boxed{42 Answer:}", "42 Answer:"),
-    (r"\boxed{3\boxed{4}}", r"3\boxed{4}"),
+    (r"\boxed{Answer: 12<|im_end|>}", "12"), (r"\boxed{Answer: \boxed{42}}", "42"),
+    (r"\boxed{42 Answer:}", "42 Answer:"), (r"\boxed{3\boxed{4}}", r"3\boxed{4}"),
     # An unfinished last box or tag is no answer, and other text is no marker.
     (r"\boxed{3} or \boxed{4", None), ("#### 3\n<answer>4", None), (r"#### 3 \boxed", None), (r"\boxed{}", None),
     (r"\boxed{12<|im_end|> or 13}", None), ("", None), ("3", None), ("##### 3", None), (r"\boxedfoo{3}", None),
@@ -51,9 +53,10 @@ REMARKS = [
     (r"\boxed{73}. The answer is correct.", "73"), (r"\boxed{73}" "\n\nThe answer is a prime number.", "73"),
     ("#### 73\nThe answer is correct.", "73"), ("Answer: 73\nI hope this answer is right.", "73"),
     ("The answer is 73. This answer is what we expected.", "73"), (r"\boxed{5} is the answer: it holds.", "5"),
-    ("The answer is 73 because 70 + 3 = 73.", "73"), ("So the answer is 73, which is prime.", "73"),
-    ("答案是73，因为70加3等于73。", "73"), ("答案是73。这个答案是正确的。", "73"),
-    ("The final answer is 3. I hope it is correct. 4", "3"), ("The answer is blue.", "blue"),  # no other marker
+    ("The answer is 73 because 70 + 3 = 73.", "73"), ("The answer is 73 since 70 + 3 = 73.", "73"),
+    ("So the answer is 73, which is prime.", "73"), ("答案是73，因为70加3等于73。", "73"), ("答案是73。这个答案是正确的。", "73"),
+    ("The final answer is 3. I hope it is correct. 4", "3"), ("The answer is blue.", "blue"),
+    ("The answer is blue. The answer is correct.", "blue"),  # no other marker
 ]  # fmt: skip
 THINKING = [
     ("<think>#### 3</think> none", None), ("#### 3</think> #### 4", "4"), ("</think><think> #### 3", None),
@@ -62,8 +65,9 @@ THINKING = [
     (r"\boxed{12<|im_end|>}", "12"), ("<answer>12</s></ANSWER>", "12"),
 ]  # fmt: skip
 BOXES = [
-    (r"$x = \boxed{2}$ or $x = \boxed{3}$", "2, 3"), (r"\boxed{2} and \boxed{3}", "2, 3"), (r"\boxed{2}, \boxed{3}", "2, 3"),
-    (r"**\boxed{2}** and **\boxed{3}**", "2, 3"), (r"\boxed{2}、\boxed{3}。", "2, 3"), (r"\boxed{2}和\boxed{3}", "2, 3"),
+    (r"$x = \boxed{2}$ or $x = \boxed{3}$", "2, 3"), (r"\boxed{2} and \boxed{3}", "2, 3"),
+    (r"\boxed{2}, \boxed{3}", "2, 3"), (r"**\boxed{2}** and **\boxed{3}**", "2, 3"), (r"\boxed{2}; \fbox{3}", "2, 3"),
+    (r"\fbox{2}, or \boxed{3}", "2, 3"), (r"\boxed{2}、\boxed{3}。", "2, 3"), (r"\boxed{2}和\boxed{3}", "2, 3"),
     (r"$x_1=\boxed{2}$, $x_2=\boxed{3}$", "2, 3"), (r"$$\boxed{2}\text{ or }\boxed{3}$$", "2, 3"),
     (r"\boxed{1}, \boxed{2}, and \boxed{3}", "1, 2, 3"), (r"From \boxed{7} we get \boxed{2} and \boxed{3}.", "2, 3"),
     (r"The sum is \boxed{7}. The answer is \boxed{3}.", "3"), (r"We get \boxed{7}, so \boxed{3}", "3"),
@@ -117,89 +121,166 @@ SAME = {
         *[(text, "0.5") for text in ("5e-1", r"5\times10^{-1}", r"\left(\frac{1}{2}\right)", r"\frac{ 1 }{\text{2}}")],
         *[(text, "1.5") for text in ("1 1/2", r"1\frac{1}{2}", r"1 \frac12", "1½", "3/2", "1.50")],
         *[(text, "-3") for text in ("−3", "–3", "- 3", "－３", "$-3$", "-$3", "$-3", "-3.0", r"\(-3\)", "(-3)")],
-        (r"\frac{-1}{2}", r"-\frac{1}{2}"), (r"\frac{1}{-2}", "-1/2"), (r"-1\frac{1}{2}", "-1.5"), ("005", "5"), ("-0", "0"),
+        (r"\frac{-1}{2}", r"-\frac{1}{2}"), (r"\frac{1}{-2}", "-1/2"), (r"-1\frac{1}{2}", "-1.5"), ("005", "5"),
+        ("-0", "0"),
         ("1,234", "1234"), ("1{,}234", "1234"), (r"1\,234", "1234"), (r"1,\!234", "1234"), ("1\u202f234", "1234"),
         (r"\(1,234\)", "1234"), ("1 234 567", "1234567"), ("1,234,567.5", "1234567.5"), (r"32,\! 349", "32349"),
         (r"1.5\times10^3", "1500"), ("1.5×10³", "1500"), ("10^3", "1000"), ("10⁻³", "0.001"), ("1.5E+3", "1500"),
         ("1.5 million", "1,500,000"), ("$1.5 million", "1500000 dollars"), (r"2 \text{ hundred}", "200"),
-        ("50%", "50"), (r"50\%", "50 percent"), ("28 pct.", "28%"), (r"$\$18$", "18"), ("18€", "€18"), ("1" * 5000, "1" * 5000),
+        ("50%", "50"), (r"50\%", "50 percent"), ("28 pct.", "28%"), (r"$\$18$", "18"), ("18€", "€18"),
+        ("1" * 5000, "1" * 5000),
     ],
     "units": [
         ("5 apples", "5"), ("5cm", "5 cm"), (r"5\text{ cm}", "5"), (r"5\,\mathrm{cm}^2", "5 cm²"), ("60 km/h", "60"),
         ("3 hours", "3 hour"), ("5 minutes", "5 min"), ("5 meters", "5 m"), ("$5", "5 USD"), ("€5", "5 EUR"),
-        ("$18 per day", "18"), ("5% per year", "5"), (r"5\text{ m} / \text{s}", "5 m/s"), ("45°", "45"), (r"45^\circ", "45 degrees"), ("20°C", "20"), (r"\frac{1}{2} cup of sugar", "0.5"),
+        ("$18 per day", "18"), ("5% per year", "5"), (r"5\text{ m} / \text{s}", "5 m/s"), ("45°", "45"),
+        (r"45^\circ", "45 degrees"), (r"45^{\circ}", "45"), (r"45\degree", "45"), (r"12~\text{cm}", "12 cm"),
+        ("20°C", "20"), (r"\frac{1}{2} cup of sugar", "0.5"),
         # nouns that look like number words
-        *[(f"5 {noun}", "5") for noun in ("months", "times", "mm", "teeth", "cities", "canteens", "miles", "more apples")],
-        *[(f"5 {noun}", "5") for noun in ("tents", "seconds", "pairs", "millionaires", "leftover apples", "parties")],
-        *[(f"5{noun}", "5") for noun in ("个苹果", "元", "分钟", "公里", "平方米", "名乘客", "倍", "개", "명")],
+        *[(f"5 {noun}", "5") for noun in ("months", "times", "mm", "teeth", "cities", "canteens", "miles", "tents")],
+        *[(f"5 {noun}", "5") for noun in ("more apples", "seconds", "pairs", "millionaires", "leftovers", "parties")],
+        *[(f"5{noun}", "5") for noun in ("个苹果", "元", "分钟", "公里", "平方米", "名乘客", "倍", "개", "명", " руб")],
         # after values that are no plain numbers
-        (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}"), (r"3\pi\text{ cm}^2", r"3\pi"), (r"\frac{\pi}{2} radians", r"\pi/2"), (r"2^{10}\text{ ways}", "2^{10}"), (r"10! \text{ ways}", "10!"),
-        ("3 p.m.", "3 PM"),
+        (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}"), (r"3\pi\text{ cm}^2", r"3\pi"), (r"\frac{\pi}{2} radians", r"\pi/2"),
+        (r"2^{10}\text{ ways}", "2^{10}"), (r"10! \text{ ways}", "10!"), ("3 p.m.", "3 PM"),
     ],
     "computations and names": [
-        ("x = 3", "3"), ("x=3", "x = 3.0"), (r"\theta = 45^\circ", "45"), (r"f(x) = x^{2}", "x^2"), ("x_{max} = 3", "3"),
-        ("(x, y) = (1, 2)", "(1,2)"), (r"x \in [0,1]", "[0, 1]"), ("a=3, b=4", "b = 4.0 and a = 3"), ("x=3 or x=4", "3, 4"),
+        ("x = 3", "3"), ("x=3", "x = 3.0"), (r"\theta = 45^\circ", "45"), (r"f(x) = x^{2}", "x^2"),
+        ("x_{max} = 3", "3"),
+        ("(x, y) = (1, 2)", "(1,2)"), (r"x \in [0,1]", "[0, 1]"), ("a=3, b=4", "b = 4.0 and a = 3"),
+        ("x=3 or x=4", "3, 4"),
         ("2+40 = 42", "42"), ("x = 2 + 40 = 42 cm", "42"), (r"\sqrt{16} = 4", "4"), ("5! = 120", "120"),
-        ("$2 + $40 = $42", "42"), (r"\frac{1}{2} + \frac{1}{3} = \frac{5}{6}", "5/6"), (r"\sqrt{8} = 2\sqrt{2}", r"2\sqrt2"),
+        ("$2 + $40 = $42", "42"), (r"\frac{1}{2} + \frac{1}{3} = \frac{5}{6}", "5/6"),
+        (r"\sqrt{8} = 2\sqrt{2}", r"2\sqrt2"),
     ],
     "tuples, intervals, sets and lists": [
         ("(1, 2)", r"\left( 1,\, 2 \right)"), ("(0.5, 2)", r"(\frac12, 2)"), ("(1,234)", "(1, 234)"),
         (r"(-\infty, 3]", "(−∞, 3.0]"), (r"(1,2)\cup(3,4)", "(1, 2) ∪ (3, 4)"), ("[(1,2), 3]", "[(1, 2.0), 3]"),
-        ("3 or 4", "3, 4"), ("4 and 3", "3,4"), (r"\{4, 3\}", "3, 4"), ("{1, 2}", r"\{2, 1\}"), ("1, 2, and 3", "3, 2, 1"),
-        (r"3 \text{ or } 4", "3; 4"), ("3、4", "3, 4"), (r"\pm 3", "±3"), ("5 600 or 7", "7, 5600"),
+        ("3 or 4", "3, 4"), ("4 and 3", "3,4"), (r"\{4, 3\}", "3, 4"), ("{1, 2}", r"\{2, 1\}"),
+        ("1, 2, and 3", "3, 2, 1"),
+        (r"3 \text{ or } 4", "3; 4"), ("3、4", "3, 4"), ("3或4", "3, 4"), (r"\pm 3", "±3"), ("5 600 or 7", "7, 5600"),
     ],
     "LaTeX and text": [
-        (r"\frac{\pi}{2}", r"\pi/2"), (r"\sqrt2", r"\sqrt{2}"), ("√2", r"\sqrt 2"), ("√12", r"\sqrt{12}"), ("√(x+1)", r"\sqrt{x+1}"),
+        (r"\frac{\pi}{2}", r"\pi/2"), (r"\sqrt2", r"\sqrt{2}"), ("√2", r"\sqrt 2"), ("√12", r"\sqrt{12}"),
+        ("√(x+1)", r"\sqrt{x+1}"),
         (r"\dfrac{\sqrt{3}}{2}", r"\frac{\sqrt3}{2}"), (r"\frac{3\pi}{4}", r"3\pi/4"), (r"\frac{x^2}{2}", "x^2/2"),
-        (r"\frac{1}{\sqrt{2}}", r"1/\sqrt2"), (r"\left(\frac{2}{3}\right)^2", "(2/3)^2"), (r"\frac{\frac{a}{b}}{c}", "(a/b)/c"),
-        (r"x^{2}+1", "x^2 + 1"), ("x²", "x^2"), ("2^10", "2^{10}"), ("2¹⁰", "2^10"), ("x^-1", "x^{-1}"), ("x^(1/2)", r"x^{\frac{1}{2}}"),
-        ("x_1", "x_{1}"), ("101₂", "101_{2}"), (r"\log_2 3", r"\log_{2}3"), (r"2 \cdot \pi", r"2\pi"), (r"2\cdot 3", r"2 \times 3"),
-        (r"x \le 3", r"x \leq 3"), (r"x \ge 3", r"x \geq 3"), ("x ≥ 3", r"x \geqslant 3"), (r"x \ne 3", r"x \neq 3"), ("x >= 3", "x ≥ 3"),
-        (r"\boldsymbol{3}", "3"), (r"\mathbb{R}", "ℝ"), (r"\color{red}{3}", "3"), (r"\bigl(1, 2\bigr)", "(1, 2)"), (r"\text{\boxed{\mathbf{3}}}", "3"), (r"\textbf{Monday}", "monday"), (r"\mathrm{cos}", "cos"),
-        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{bmatrix} 1 \\ 2 \end{bmatrix}"), (r"\varnothing", r"\emptyset"),
+        (r"\frac{1}{\sqrt{2}}", r"1/\sqrt2"), (r"\left(\frac{2}{3}\right)^2", "(2/3)^2"),
+        (r"\frac{\frac{a}{b}}{c}", "(a/b)/c"),
+        (r"x^{2}+1", "x^2 + 1"), ("x²", "x^2"), ("2^10", "2^{10}"), ("2¹⁰", "2^10"), ("x^-1", "x^{-1}"),
+        ("e^x", "e^{x}"), ("x^(1/2)", r"x^{\frac{1}{2}}"),
+        ("x_1", "x_{1}"), ("101₂", "101_{2}"), (r"\log_2 3", r"\log_{2}3"), (r"2 \cdot \pi", r"2\pi"),
+        (r"2\cdot 3", r"2 \times 3"),
+        (r"x \le 3", r"x \leq 3"), (r"x \ge 3", r"x \geq 3"), ("x ≥ 3", r"x \geqslant 3"), (r"x \ne 3", r"x \neq 3"),
+        ("x >= 3", "x ≥ 3"),
+        (r"\boldsymbol{3}", "3"), (r"\mathbb{R}", "ℝ"), (r"\color{red}{3}", "3"), (r"\bigl(1, 2\bigr)", "(1, 2)"),
+        (r"\text{\boxed{\mathbf{3}}}", "3"), (r"\textbf{Monday}", "monday"), (r"\mathrm{cos}", "cos"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{bmatrix} 1 \\ 2 \end{bmatrix}"),
+        (r"\varnothing", r"\emptyset"),
         (r"\begin{vmatrix} a & b \\ c & d \end{vmatrix}", r"\begin{matrix} a & b \\ c & d \end{matrix}"),
-        (r"\\frac{x}{2}", "x/2"), (r"\\left( 1, 2 \\right)", "(1, 2)"), (r"\lvert x \rvert", "|x|"), ("New  York", "new york"),
-        ('"12"', "12"), ("“New York”", "new york"), ("'12'", "12"), ("**12**", "12"), ("12.", "12"), ("12<|im_end|>", "12"),
-        ("\u200f12\u200b", "12"), ("３", "3"),
+        (r"\\frac{x}{2}", "x/2"), (r"\\left( 1, 2 \\right)", "(1, 2)"), (r"\\text{a \\\\ b}", r"a \\ b"),
+        (r"\lvert x \rvert", "|x|"), ("New  York", "new york"),
+        ('"12"', "12"), ("“New York”", "new york"), ("'12'", "12"), ("**12**", "12"), ("12.", "12"),
+        ("12<|im_end|>", "12"), ("\u200f12\u200b", "12"), ("３", "3"),
     ],
 }  # fmt: skip
 DIFFERENT = {
     "numbers": [
         ("60001", "60000"), ("0.5", "50"), ("50%", "0.5"), ("0.333333333", "1/3"), ("3.0000000000000000000000001", "3"),
-        ("9007199254740993", "9007199254740992"), ("1e-999", "0"), ("1.2.3", "1.2"), ("3/4", "4/3"), ("0x10", "16"), ("-3", "3"),
+        ("9007199254740993", "9007199254740992"), ("1e-999", "0"), ("1.2.3", "1.2"), ("3/4", "4/3"), ("0x10", "16"),
+        ("-3", "3"),
         ("12,34", "1234"), ("1,23", "123"), ("1_000", "1000"), ("1 2345", "12345"), ("1 2", "12"), ("1 2", "3"),
         ("1 234,567", "1234567"), ("1,234 567", "1234567"), ("5 600/7", "800"), ("5 600", "5, 600"), ("1 2 3", "12 3"),
-        ("555 123 4567", "5551234567"), ("2024-01-02", "2021"), ("12:30", "12"), ("40.7, -74.0", "40.7"), ("1/0", "2/0"),
-        ("2⁴", "24"), ("101₂", "1012"), ("2^{10}0", "2^{100}"), ("10^{2}5", "10^25"), ("nan", "inf"), ("", "0"), (" ", "3"),
+        ("555 123 4567", "5551234567"), ("2024-01-02", "2021"), ("12:30", "12"), ("40.7, -74.0", "40.7"),
+        ("1/0", "2/0"),
+        ("2⁴", "24"), ("101₂", "1012"), ("2^{10}0", "2^{100}"), ("10^{2}5", "10^25"), ("nan", "inf"), ("", "0"),
+        (" ", "3"),
     ],
     "what changes a number": [
-        (f"5 {words}", "5")
-        for words in """dozen|million|hundred|hundredths|thousand|fifths|halves|and a half|squared|factorial|doubled|over ten|
-        minus one|or six|times ten|bil|MM|mil|millones|Millionen|miliardi|tausend|ribu|docenas|pi|sin x|twenty-fifths|forty|degrees below zero""".split("|")
-    ] + [(f"5{word}", "5") for word in ("万", "个半小时", "元五角", "分之一", "又二分之一", "만", "億", "십", "割", "!", "^2", "i", "x", r"\pi")],
+        *[(f"5{word}", "5") for word in ("万", "个半小时", "元五角", "分之一", "又二分之一", "만", "億", "십", "割")],
+        *[(f"5{sign}", "5") for sign in ("!", "^2", "⁴", "i", "x", r"\pi", " degrees below zero", " times ten")],
+    ],
     "units and names": [
-        ("5 cm", "5 m"), ("$5", "5 cents"), ("£5", "5 lb"), ("5 min", "5 m"), ("5 s", "5 m"), ("5 cm^2", "5 cm"), ("50%", "50 cm"),
+        ("5 cm", "5 m"), ("$5", "5 cents"), ("£5", "5 lb"), ("5 min", "5 m"), ("5 s", "5 m"), ("5 cm^2", "5 cm"),
+        ("50%", "50 cm"),
         ("x = 3", "y = 3"), ("x_{1} = 3", "x_2 = 3"), (r"2\sqrt{3} cm", r"2\sqrt{3} m"), ("x=3 or x=4", "y=3 or y=4"),
     ],
     "equations": [
-        ("2+40", "42"), ("2+40 = 42", "2"), ("2+40 = 42", "40"), ("2x = 6", "6"), ("x + y = 5", "5"), ("y = 2x = 6", "6"),
-        ("4 = 3", "3"), ("-3 = 3", "3"), ("x = 2 = 3", "3"), ("3 = x", "x"), ("2+3 = x", "x"), ("2 < x = 3", "3"), ("x = 3 < 4", "3"),
-        ("a=3, b=4", "a=4, b=3"), ("a=3, b=4", "3, 4"), ("x = 3, y = 4", "4"), (r"2 \le 3 = 3", "3"), ("1:2 = 3:6", "6"),
+        ("2+40", "42"), ("2+40 = 42", "2"), ("2+40 = 42", "40"), ("2x = 6", "6"), ("x + y = 5", "5"),
+        ("y = 2x = 6", "6"),
+        ("4 = 3", "3"), ("-3 = 3", "3"), ("x = 2 = 3", "3"), ("3 = x", "x"), ("2+3 = x", "x"), ("2 < x = 3", "3"),
+        ("x = 3 < 4", "3"),
+        ("a=3, b=4", "a=4, b=3"), ("a=3, b=4", "3, 4"), ("x = 3, y = 4", "4"), (r"2 \le 3 = 3", "3"),
+        ("1:2 = 3:6", "6"),
     ],
     "tuples, intervals, sets and lists": [
         *[(text, "3") for text in ("3 or 4", "3, 4", r"\pm 3", "[0,3]", "(3,4)", "3;4", "3或4", r"\{3\}", "[3]", "not 3", "3 4")],
-        ("(1,2)", "(2,1)"), ("(0,1)", "[0,1]"), ("(0,1]", "[0,1)"), ("(1,2)", "1,2"), ("(1,2)", "[1,2]"), ("1, 2", "1, 3"),
-        ("1, 2, 2", "1, 2"), ("(1,2,3)", "(1,2)"), (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 12 \end{pmatrix}"),
+        ("(1,2)", "(2,1)"), ("(0,1)", "[0,1]"), ("(0,1]", "[0,1)"), ("(1,2)", "1,2"), ("(1,2)", "[1,2]"),
+        ("1, 2", "1, 3"), ("1, 2, 2", "1, 2"), ("(1,2,3)", "(1,2)"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 12 \end{pmatrix}"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 \end{pmatrix}"),
     ],
     "LaTeX and text": [
-        (r"\frac{2}{3}^2", "2/3^2"), (r"\frac42!", "4/2!"), (r"\frac123", "1/23"), (r"\frac{1}{2x}", "1/2x"), ("f(x)/2", "fx/2"),
-        (r"\frac{x+1}{2}", "x+1/2"), (r"2\frac{1}{2}x", r"\frac{21}{2}x"), (r"2\frac{3\pi}{4}", r"23\pi/4"), (r"x^\frac12", "x^1/2"),
+        (r"\frac{2}{3}^2", "2/3^2"), (r"\frac42!", "4/2!"), (r"\frac123", "1/23"), (r"\frac{1}{2x}", "1/2x"),
+        ("f(x)/2", "fx/2"),
+        (r"\frac{x+1}{2}", "x+1/2"), (r"2\frac{1}{2}x", r"\frac{21}{2}x"), (r"2\frac{3\pi}{4}", r"23\pi/4"),
+        (r"x^\frac12", "x^1/2"),
         ("x²3", "x^23"), ("x^{0}.5", "x^0.5"), ("e^{2}x", "e^{2x}"), ("x^2", "x2"), ("x₁", "x1"), ("√23", r"\sqrt{2}3"),
-        (r"\log_2 3", r"\log_{23}"), (r"\infty", r"-\infty"), ("f'(3)", "f(3)"), ("5'6\"", "5"), ("++", "+"), ("**", "``"),
-        ("no table", "notable"), ("a part", "apart"), ("CAFE", "FACE"), ("</s>4", "<eos>5"), (r"a \\ b", "ab"), (r"\\alpha", "alpha"),
+        (r"\log_2 3", r"\log_{23}"), (r"\infty", r"-\infty"), ("f'(3)", "f(3)"), ("5'6\"", "5"), ("++", "+"),
+        ("**", "``"),
+        ("no table", "notable"), ("a part", "apart"), ("CAFE", "FACE"), ("</s>4", "<eos>5"), (r"a \\ b", "ab"),
+        (r"\\alpha", "alpha"),
     ],
 }  # fmt: skip
+
+
+NUMBER_WORDS = """zero|one|twos|three|four|five|six|sixes|sevens|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen
+seventeen|eighteen|nineteen|twenty|thirties|forty|fifty|sixties|seventy|eighty|ninety|hundreds|thousands|millions|zillion|lakh
+crore|dozens|third|fourth|fifths|sixth|sevenths|eighth|ninths|tenth|eleventh|twelfths|twentieth|hundredths|tenfold|half|halves
+halved|quarters|quartered|grand|gross|bil|mln|MM|mil|mila|mille|tausend|tusen|duizend|ribu|ratus|juta|hundert|miljoen|milyar|Millionen
+milliarde|miliardi|millones|docena|douzaines|dutzend|cientos|double|tripled|quadruple|twice|thrice|squared|cubed|factorial|negative|plus|minus
+or so|and counting|to go|not quite|but less|is wrong|mod|base|choose|pi|sqrt|log|ln|exp|sin|cos|tan"""
+UNIT_NAMES = """$=dollars $=usd €=euro €=eur £=pounds ¥=yuan ¥=cny ¥=元 ¢=cents %=percent %=percentage %=pct °=degrees
+cm=centimeters m=meter meters=metres km=kilometer in=inches inch=in ft=feet ft=foot g=grams kg=kilogram s=seconds sec=s
+min=minutes h=hours hr=hour l=liters"""
+STYLES = """text textbf textit textrm textsf texttt textnormal mathrm mathbf mathit mathsf mathtt mathbb mathcal boldsymbol bm
+emph mbox operatorname underline boxed fbox textcolor{red} color{blue}"""
+SIGNS = r"""\le=≤ \leq=≤ \leqslant=≤ <==≤ \ge=≥ \geq=≥ \geqslant=≥ >==≥ \ne=≠ \neq=≠ !==≠ \lt=< \gt=> \cdot=× \times=× ·=× ⋅=×
+\div=÷ \div=/ \infty=∞ \pi=π \theta=θ \cup=∪ \cap=∩ \emptyset=∅ \varnothing=∅ \pm=± \in=∈ \to=→ \mid=| \lvert=| \rvert=|
+\dots=... \ldots=…"""
+SPACES = [*r"\, \; \: \! \quad \qquad \displaystyle \left \big \Big \bigl ~".split(), r"\ "]
+ENDS = "<|endoftext|> <|im_end|> <|eot_id|> <|eom_id|> <|end_of_text|> <|end|> <|return|> <end_of_turn> <eos> </s> <｜end▁of▁sentence｜>"
+
+
+def test_no_number_word_is_a_unit():
+    """`5 fifths` or `5 dozen` would score as 5."""
+    for word in re.split(r"[|\n]", NUMBER_WORDS):
+        for text in (f"5 {word}", rf"5 \text{{ {word} }}", f"$5 {word}", f"5 apples {word}", f"5 {word} of them"):
+            assert not answers_match(text, "5") and not answers_match("5", text) and answers_match(text, text), text
+
+
+def test_a_unit_has_one_name_in_all_spellings():
+    for pair in UNIT_NAMES.split():
+        one, other = pair.split("=")
+        assert answers_match(f"5 {one}", f"5 {other}") and not answers_match(f"5 {one}", "5 apples"), pair
+
+
+def test_styles_signs_and_spaces_have_one_spelling():
+    for style in STYLES.split():
+        assert answers_match(rf"\{style}{{x + 1}}", "x+1"), style
+    for pair in SIGNS.split():
+        sign, other = re.fullmatch("(.+)=(.+)", pair).groups()
+        assert answers_match(f"x {sign} y", f"x {other} y"), pair
+    for space in SPACES:
+        assert answers_match(f"f{space}(1+x)", "f(1+x)"), space
+    for matrix in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "smallmatrix"):
+        text = r"\begin{_} a & b \\ c & d \end{_}"
+        assert answers_match(text.replace("_", matrix), text.replace("_", "pmatrix")), matrix
+
+
+def test_nothing_after_an_end_of_text_token_is_read():
+    for token in ENDS.split():
+        assert extract_answer(f"#### 3{token}\n#### 4", truncated=True) == "3", token
+        assert extract_answer(rf"\boxed{{3{token}}}") == "3", token
 
 
 def cases(groups):
@@ -253,14 +334,17 @@ def test_rationals_match_exactly_when_equal():
 CHOICES = [
     r"\boxed{B}", r"\boxed{B. 45}", r"\boxed{(B) 45}", r"\boxed{(b) 45}", r"\boxed{\text{(B) }45}", r"\boxed{B: $45}",
     r"\boxed{\textbf{(B)}\ -3}", r"\boxed{\text{Option B}}", "The answer is (B) because it is blue.", "Answer: B) blue",
-    "The answer is option B.", "The answer is **B**.", "The answer is **(B)** blue", "The answer is **B.** blue", "Answer: (B): 45",
+    "The answer is option B.", "Answer: choice (B)", "The answer is **B**.", "The answer is **(B)** blue",
+    "The answer is **B.** blue", "Answer: (B): 45",
     "Answer: B - blue", "The answer is 'B'", "The answer is B, since A is red.", "Answer: B is the correct one",
     "<answer>B. 2, 3</answer>", "答案是B。", "答案：B、45", "答案：B．45", "答案：选B", "答案是（B）45", "答案是B，因为是蓝色",
 ]  # fmt: skip
 NO_CHOICES = [
-    "A or B", "AB", "A, B", "B, A", "A and B", "(A) or (B)", "B or C", "B. 45 or C. 50", "(B) 45 (C) 50", "(b) 45 (c) 50",
-    "(A)(B)", "B/C", "B-C", "B - 1", "B + 1", "(B)^2", "B^2", "B_1", "2B", "Bob", "P(B)", r"B \cup C", "not B", "b because",
-    "B because it is, or (C)", "the vitamin B", "A或B", "B、C", "45",
+    "A or B", "AB", "A, B", "B, A", "A and B", "(A) or (B)", "B or C", "B. 45 or C. 50", "(B) 45 (C) 50",
+    "(b) 45 (c) 50",
+    "(A)(B)", "B/C", "B-C", "B - 1", "B + 1", "(B)^2", "B^2", "B_1", "2B", "Bob", "P(B)", r"B \cup C", "not B",
+    "b because",
+    "B because it is, or (C)", "the vitamin B", "A或B", "B、C", "45", "B or 45", "B 或 45",
 ]  # fmt: skip
 
 
@@ -294,25 +378,34 @@ def test_only_a_gold_of_capital_letters_is_a_choice():
 # --- gold answers in data ---
 
 GOLDS = [
-    ("4", "4"), (" New York\n", "New York"), ("2+2=4\n#### 4", "4"), (r"So $\boxed{\frac12}$.", r"\frac12"), ("5 apples", "5 apples"),
-    (4, "4"), (7.0, "7"), (7.25, "7.25"), (1e-7, "1e-07"), (True, "True"), (Decimal("2.50"), "2.50"), (Fraction(1, 2), "1/2"),
-    (Decimal("0.1234567890123456789"), "0.1234567890123456789"), (np.float32(7), "7"), (np.array(["2", "3"]), ["2", "3"]),
-    ({"ground_truth": "4", "style": "rule"}, "4"), ({"ground_truth": ["4"]}, "4"), ({"ground_truth": ["2", 3]}, ["2", "3"]),
-    ('{"style": "rule", "ground_truth": ["2"]}', "2"), ('{"ground_truth": 0.1234567890123456789}', "0.1234567890123456789"),
+    ("4", "4"), (" New York\n", "New York"), ("2+2=4\n#### 4", "4"), (r"So $\boxed{\frac12}$.", r"\frac12"),
+    ("5 apples", "5 apples"),
+    (4, "4"), (7.0, "7"), (7.25, "7.25"), (1e-7, "1e-07"), (True, "True"), (Decimal("2.50"), "2.50"), (Fraction(1, 2),
+    "1/2"),
+    (Decimal("0.1234567890123456789"), "0.1234567890123456789"), (np.float32(7), "7"),
+    (np.array(["2", "3"]), ["2", "3"]), ({"ground_truth": "4", "style": "rule"}, "4"), ({"ground_truth": ["4"]}, "4"),
+    ({"ground_truth": ["2", 3]}, ["2", "3"]), ('{"style": "rule", "ground_truth": ["2"]}', "2"),
+    ('{"ground_truth": 0.1234567890123456789}', "0.1234567890123456789"),
     ('{"ground_truth": ', '{"ground_truth":'), ('{"answer": "2"}', '{"answer": "2"}'), ('["2", "3"]', ["2", "3"]),
     (["4"], "4"), (["4", None, 4.0], "4"), ("[2, 3]", "[2, 3]"), ('["a" or "b"]', '["a" or "b"]'),
     # no gold
     *[(value, None) for value in (None, "", " \n", [], [None, ""], {}, {"answer": "4"}, '{"ground_truth": NaN}', b"4")],
-    *[(value, None) for value in (float("nan"), float("-inf"), np.float64("nan"), Decimal("sNaN"), Decimal("Infinity"))],
+    *[(value, None) for value in (float("nan"),
+    float("-inf"), np.float64("nan"), Decimal("sNaN"), Decimal("Infinity"))],
 ]  # fmt: skip
 PROSE = {
-    "The sum is 153.": "153", "There are 12 apples in the box.": "12", "Jo ends up with 7 marbles": "7", "Her share of it is 50%.": "50%",
-    "He earns $1,234.50 in all.": "1234.5", "The temperature is -3 degrees today.": "-3", "总和是153。": "153", "小明有5个苹果。": "5",
+    "The sum is 153.": "153", "There are 12 apples in the box.": "12", "Jo ends up with 7 marbles": "7",
+    "Her share of it is 50%.": "50%",
+    "He earns $1,234.50 in all.": "1234.5", "The temperature is -3 degrees today.": "-3", "总和是153。": "153",
+    "小明有5个苹果。": "5",
 }  # fmt: skip
 NO_PROSE = [
-    "New York", "World War 2", "5 apples", "60 km per hour", "3, 4", "2 sin x", "x is 3", "It is five.", "The roots are 2 and 3.",
-    "It took 3 hours and 20 minutes.", "The ratio is 3 : 5.", "The time is 12:30.", "It is not 3.", "There are 5 dozen eggs",
-    "Then there are 3 and a half apples.", "It is 20 degrees below zero.", r"The length is $3\sqrt{2}$.", "The result is 3x + 2.",
+    "New York", "World War 2", "5 apples", "60 km per hour", "3, 4", "2 sin x", "x is 3", "It is five.",
+    "The roots are 2 and 3.",
+    "It took 3 hours and 20 minutes.", "The ratio is 3 : 5.", "The time is 12:30.", "It is not 3.",
+    "There are 5 dozen eggs",
+    "Then there are 3 and a half apples.", "It is 20 degrees below zero.", r"The length is $3\sqrt{2}$.",
+    "The result is 3x + 2.",
     "It costs 5 million dollars", "一共用了5个半小时", r"The value is \boxed{3 or 4",
 ]  # fmt: skip
 
@@ -356,8 +449,10 @@ def test_any_gold_of_a_list_is_right():
 
 ALPHABET = (
     *r"0123456789+-.,/\{}()[]$%^_=|&#<>~*`: abcxeE" "\n\0\ud800−½²₂³。、，∞√°答个万“”",
-    r"\frac", r"\sqrt", r"\boxed{", r"\text{", r"\left(", r"\times", " or ", " and ", "10^", "#### ", "<answer>", "</answer>",
-    "Answer:", "the answer is ", "答案是", "</think>", "</s>", r"\{", r"\}", r"\$", "cm", " apples", " million", " 600", r",\!",
+    r"\frac", r"\sqrt", r"\boxed{", r"\text{", r"\left(", r"\times", " or ", " and ", "10^", "#### ", "<answer>",
+    "</answer>",
+    "Answer:", "the answer is ", "答案是", "</think>", "</s>", r"\{", r"\}", r"\$", "cm", " apples", " million", " 600",
+    r",\!",
     r"\,", r"\\", "1+2=", "x = ", "(x, y) = ", '"', "# Answer\n", "答：", "【答案】",
 )  # fmt: skip
 
@@ -397,10 +492,14 @@ HUGE = {
     "tower": r"\boxed{10^{10^{10}}}", "exponent": "#### 1e999999999", "commas": "#### " + "1," * 50_000,
 }  # fmt: skip
 DENSE = [
-    "(", "[", "{", "1,", "1 or ", "1 ", "1 1/", r"\frac", r"\frac{", r"\frac{1}{", r"\text{", "a ", "a-", "1,111,", "9", "x=", "x_",
-    "(1,2),", "[1,(2,", r"\sqrt", "^{", "½", "% ", "({[", r"\{", r"\frac{a{b}", "$", "10^9", " 111", r",\!111", r",\! ", r"\,", "\\\\",
-    r"\\a", "1+", "1=", "1+1=", "1+(", "1)", "+ ", "1!", "(1", "1+\\sqrt{", "1,111+", "'", '"', "“", "</s>", "<", r"\text{{", "(x)/",
-    r"/(\sqrt{", r"/\frac", "^a", "_{", "ab ", r"\a ", "illion ", "ten-", "√(", "x²", "₂", "1 million ", "5个", "(a, ", "a=1,", "^(1",
+    "(", "[", "{", "1,", "1 or ", "1 ", "1 1/", r"\frac", r"\frac{", r"\frac{1}{", r"\text{", "a ", "a-", "1,111,",
+    "9", "x=", "x_",
+    "(1,2),", "[1,(2,", r"\sqrt", "^{", "½", "% ", "({[", r"\{", r"\frac{a{b}", "$", "10^9", " 111", r",\!111",
+    r",\! ", r"\,", "\\\\",
+    r"\\a", "1+", "1=", "1+1=", "1+(", "1)", "+ ", "1!", "(1", "1+\\sqrt{", "1,111+", "'", '"', "“", "</s>", "<",
+    r"\text{{", "(x)/",
+    r"/(\sqrt{", r"/\frac", "^a", "_{", "ab ", r"\a ", "illion ", "ten-", "√(", "x²", "₂", "1 million ", "5个", "(a, ",
+    "a=1,", "^(1",
 ]  # fmt: skip
 LIMIT = 0.05  # seconds; the worst take 0.01, and what backtracks takes minutes
 
@@ -465,9 +564,12 @@ def test_answers_are_exact_far_down_a_long_completion():
 # --- real solutions ---
 
 FORMS = [
-    r"\boxed{{{0}}}", r"\boxed{{\${0:,}}}", "The answer is {0:,}.", "The answer is ${0}.00.", "**Answer:** {0} more apples",
-    "Answer: {0} months", r"\boxed{{{0} \text{{ times}}}}", r"The answer is \({0:,}\).", "答案是{0}个苹果。", r"\boxed{{x = {0}}}",
-    r"\boxed{{{0}}}. The answer is correct.", "<answer>{0} minutes</answer>", "### Final Answer\n{0}\n", r"\boxed{{{0}\%}}",
+    r"\boxed{{{0}}}", r"\boxed{{\${0:,}}}", "The answer is {0:,}.", "The answer is ${0}.00.",
+    "**Answer:** {0} more apples",
+    "Answer: {0} months", r"\boxed{{{0} \text{{ times}}}}", r"The answer is \({0:,}\).", "答案是{0}个苹果。",
+    r"\boxed{{x = {0}}}",
+    r"\boxed{{{0}}}. The answer is correct.", "<answer>{0} minutes</answer>", "### Final Answer\n{0}\n",
+    r"\boxed{{{0}\%}}",
 ]  # fmt: skip
 
 

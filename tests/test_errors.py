@@ -34,6 +34,7 @@ OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | {"dpo": PAIRS, "reward_model": PAIRS}
 def restored_signals():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     streams = sys.stdout, sys.stderr
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run that ended in this process keeps its own
     yield
     sys.stdout, sys.stderr = streams
     for number, action in before.items():

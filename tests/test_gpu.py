@@ -511,7 +511,9 @@ def test_the_first_to_arrive_is_the_token_that_multinomial_draws(shape, cuda):
 def test_a_packed_gradient_is_that_of_plain_passes(checkpointing, name, cuda, monkeypatch):
     shapes, options = [], dict(dtype="bfloat16", gradient_checkpointing=checkpointing)
     original = packing.packed_attention
-    monkeypatch.setattr(packing, "packed_attention", lambda *inputs: shapes.append(inputs[0].shape) or original(*inputs))
+    monkeypatch.setattr(
+        packing, "packed_attention", lambda *inputs: shapes.append(inputs[0].shape) or original(*inputs)
+    )
     (expected,), _ = on_gpu(name, plain, **options)
     (other,), _ = on_gpu(name, lambda args, batch: (plain(args, batch), micro_batches(args, batch)), **options)
     assert not shapes

@@ -51,7 +51,11 @@ def run(page, command, folder, steps):
         ("grpo.py --num_minibatches 4", 1, lambda row: row["policy/ratio_max"] > 1 and row["policy/approx_kl"] > 0),
         ("grpo.py --learning_rate 1e-2", 2, lambda row: row["policy/kl_ref"] > 1 and row["reward/accuracy"] < 0.1),
         ("grpo.py --max_new_tokens 16", 1, lambda row: row["completion/truncated"] > 0.2 > row["reward/accuracy"]),
-        ("dapo.py --max_new_tokens 12 --overlong_cache 3", 1, lambda row: row["sampling/keep_rate"] < 0.8 and row["sampling/rounds"] > 1),
+        (
+            "dapo.py --max_new_tokens 12 --overlong_cache 3",
+            1,
+            lambda row: row["sampling/keep_rate"] < 0.8 and row["sampling/rounds"] > 1,
+        ),
     ],
 )
 def test_a_command_provokes_its_symptom(command, steps, symptom, tmp_path):

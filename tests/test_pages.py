@@ -55,7 +55,9 @@ def commands(page):
 
 def files(page):
     """{name: text} of the ```python blocks whose first line is a comment with a file name."""
-    blocks = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```python\n# (\w+\.py)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     return dict(blocks)
 
 

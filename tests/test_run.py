@@ -315,7 +315,7 @@ def test_the_bar_fits_80_columns(step, remaining, monkeypatch, tmp_path):
     run.log.start_bar(500)
     run.log.bar.n = step - 1
     run.log.step, run.log.step_start = step, 0.0
-    run.log.show_phase("update 12/16")
+    Metrics(run).show_phase("update 12/16")
     run.log.print_step({"reward/mean": -0.12345, "completion/length": 1024.4, "policy/entropy": 0.08841}, 500)
     run.log.bar.ncols, run.log.bar.dynamic_ncols = 79, None
     line = str(run.log.bar)
@@ -513,7 +513,7 @@ loss, calls = grpo.policy_loss, []
 def diverges(*arguments):
     losses, stats = loss(*arguments)
     calls.append(1)
-    if os.environ.get("FAULT") == os.environ.get("RANK", "0") and len(calls) == 3:
+    if os.environ.get("FAULT") == os.environ.get("RANK", "0") and len(calls) == int(os.environ.get("CALL", 3)):
         losses = losses * torch.inf
     return losses, stats
 
@@ -535,7 +535,7 @@ def test_a_loss_that_is_not_finite_leaves_the_last_finished_step(processes, tmp_
     assert result.codes == [1] * processes, result.stderr
     lines = [line for line in result.stderr.splitlines() if "error: " in line]
     assert "step 3: update 1 is not finite" in lines[0]
-    assert "stopped at step 2" in result.stdout
+    assert "the checkpoint is of step 2" in lines[0]
     assert [path.name for path in (tmp_path / "b" / "checkpoints").iterdir()] == ["step-00000002"]
     for folder, options in (("b", ["--resume"]), ("a", [])):
         result = run_processes(*command, tmp_path / folder, *options, processes=processes)
@@ -543,3 +543,14 @@ def test_a_loss_that_is_not_finite_leaves_the_last_finished_step(processes, tmp_
     assert metric_rows(tmp_path / "a") == metric_rows(tmp_path / "b")
     a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_step_that_diverges_in_its_second_update_leaves_no_checkpoint(tmp_path):
+    """Its weights are those of no step: a resume would take the first update twice."""
+    (tmp_path / "diverging.py").write_text(DIVERGING, encoding="utf-8")
+    sizes = "--prompts_per_step 4 --group_size 4 --max_new_tokens 16 --eval_prompts 2 --num_minibatches 2 --max_steps 4"
+    command = [tmp_path / "diverging.py", *sizes.split(), "--output_dir", tmp_path / "run"]
+    result = run_processes(*command, processes=1, env={"FAULT": "0", "CALL": "4"}, patience=20)
+    assert result.codes == [1]
+    assert "step 2: update 2 is not finite" in result.stderr and "no checkpoint is written" in result.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "model").exists()

@@ -15,7 +15,7 @@ from common.masked import completion_mask
 from harness.errors import InputError
 
 LINES = {
-    'samples.batch["loss_mask"] = samples.batch["completion_mask"]': """
+    'samples.batch["loss_mask"] = samples.loss_mask': """
         samples.batch["loss_mask"] = samples.batch.pop("sampled_mask")
     """
 }

@@ -23,8 +23,8 @@ LINES = {
     "sampler = PromptSampler(train_prompts, args.seed, run.rank, run.processes)": """
         sampler = Curriculum(train_prompts, args, run.rank, run.processes)
     """,
-    'samples.batch["loss_mask"] = samples.batch["completion_mask"]': """
-        samples.batch["loss_mask"] = samples.batch["completion_mask"]
+    'samples.batch["loss_mask"] = samples.loss_mask': """
+        samples.batch["loss_mask"] = samples.loss_mask
         metrics.add("curriculum/pass_rate", sampler.rates[sampler.drawn])  # before this step
         terms = samples.reward_terms
         sampler.observe(accelerator, correctness(prompts, samples.completions, terms))

@@ -35,8 +35,8 @@ class Args:
 
 
 LINES = {
-    'samples.batch["loss_mask"] = samples.batch["completion_mask"]': """
-        samples.batch["loss_mask"] = samples.batch["completion_mask"]
+    'samples.batch["loss_mask"] = samples.loss_mask': """
+        samples.batch["loss_mask"] = samples.loss_mask
         siblings = right_siblings(samples.rewards, args)
         teacher = teacher_prompts(run.tokenizer, samples, siblings, policy, args)
         samples.batch["teacher"] = teacher

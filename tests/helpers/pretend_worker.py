@@ -17,7 +17,9 @@ from pretend_gpu import GPU, pretended, waits
 from testbed import ALL
 
 COMMON = "--max_steps 2 --eval_every 0"
-SAMPLING = "--num_minibatches 1 --eval_prompts 1 --eval_samples 1 --eval_k 1 --reward __main__:varied --max_new_tokens 6"
+SAMPLING = (
+    "--num_minibatches 1 --eval_prompts 1 --eval_samples 1 --eval_k 1 --reward __main__:varied --max_new_tokens 6"
+)
 GROUPS = f"--prompts_per_step 2 --group_size 4 {SAMPLING}"
 CRITIC = f"--prompts_per_step 8 --num_epochs 1 --kl_coef 0.05 {SAMPLING}"
 # Each makes the host wait once for a vector x on the GPU, as on CUDA.
@@ -74,7 +76,7 @@ def update_waits(name, folder):
     update = module.update
 
     def counting(*inputs):
-        *_, args, metrics = inputs
+        args = inputs[-2]
         args.micro_batch_size = 2 if counted else 8
         waits.clear()
         update(*inputs)

@@ -76,8 +76,9 @@ def section_of_metrics(title):
 
 
 def named_metrics(section):
-    """The metrics in the first column of the tables of a section."""
-    return set(re.findall(r"^\| `(\S+)` \|", section, re.MULTILINE))
+    """The metrics in the first column of the tables of a section, one or several in a row."""
+    cells = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\S+?)`", cell)}
 
 
 def ragged(rows, dtype=torch.float64, fill=0.0):
