@@ -9,10 +9,11 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 import pair_worker
+from harness.data import load_data
 from harness.errors import InputError
 from harness.loading import load_policy, load_tokenizer
 from harness.metrics import Metrics
-from harness.pairs import Pair, load_pairs
+from harness.pairs import Pair, read_pairs
 from harness.reward_models import load_reward_model
 from harness.run import Run
 from processes import run_processes
@@ -56,7 +57,7 @@ def prepared(name, **options):
         model = load_reward_model(args.model_name_or_path, args, new_head=True).train()
         torch.nn.init.normal_(model.lm.score.weight, generator=torch.Generator().manual_seed(0))
     given = module.Args(dataset="embedded-pairs", eval_dataset="embedded-pairs")
-    pairs = load_pairs(given, tokenizer)[0][:16]
+    pairs = load_data(read_pairs, given, tokenizer)[0][:16]
     assert len({len(pair.prompt) for pair in pairs}) > 1 and len({len(pair.rejected) for pair in pairs}) > 2
     return module, args, model, [pair._replace(ref_chosen=-2.0 - i, ref_rejected=-3.0) for i, pair in enumerate(pairs)]
 
