@@ -85,7 +85,7 @@ def parse(command):
     words = shlex.split(re.sub(r" [|>&].*| \.\.\.$", "", command))
     place = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     name = pathlib.Path(words[place]).stem if place is not None else ""
-    if not (ROOT / f"{name}.py").exists() or words[0] == "pytest" or name == "mine":
+    if not (ROOT / f"{name}.py").exists() or words[0] in ("cp", "pytest") or name == "mine":
         return
     program = f"import sys, {name}; {name}.parse_args({name}.Args, sys.argv[1:])"
     result = execute([sys.executable, "-c", program, *words[place + 1 :]], ROOT)
