@@ -159,7 +159,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("config: other.yaml", "run.yaml: expected a mapping of options, without config"),
+        ("config: other.yaml", "run.yaml: expected a mapping of option names to values; `config` is not allowed"),
         ("[max_steps, 1]", "run.yaml: expected a mapping"),
         ("a: b: c", "run.yaml: "),
         ("seed: !!python/name:os.system", "run.yaml: "),

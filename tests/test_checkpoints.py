@@ -131,17 +131,17 @@ def test_a_step_is_saved_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name, value, says",
     [
-        ("script", "ppo", "script was ppo, is grpo"),
-        ("processes", 2, "processes was 2, is 1"),
-        ("mixed_precision", "bf16", "mixed_precision was bf16, is no"),
-        ("gone", 1, "gone was 1, is None"),
+        ("script", "ppo", "script (checkpoint: ppo, now: grpo)"),
+        ("processes", 2, "processes (checkpoint: 2, now: 1)"),
+        ("mixed_precision", "bf16", "mixed_precision (checkpoint: bf16, now: no)"),
+        ("gone", 1, "gone (checkpoint: 1, now: None)"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(name, value, says, checkpoint):
     state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     state["config"][name] = value
     (checkpoint / "state.json").write_text(json.dumps(state), encoding="utf-8")
-    assert refusal(checkpoint.parents[1], resume=True) == f"--resume: {checkpoint} is of another run: {says}"
+    assert refusal(checkpoint.parents[1], resume=True) == f"--resume cannot change {says}"
 
 
 def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
@@ -149,7 +149,7 @@ def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
         run, optimizer, _ = start(tmp_path / scheduler, lr_scheduler=scheduler, max_steps=5)
         advance(run, optimizer)
         run.lock.release()
-    assert "max_steps was 5, is 9" in refusal(tmp_path / "linear", resume=True, lr_scheduler="linear", max_steps=9)
+    assert "cannot change --max_steps (checkpoint: 5, now: 9)" in refusal(tmp_path / "linear", resume=True, lr_scheduler="linear", max_steps=9)
     assert start(tmp_path / "constant", resume=True, lr_scheduler="constant", max_steps=9)[0].step == 1
 
 
@@ -178,14 +178,14 @@ def test_a_resume_takes_the_options_of_its_run(tmp_path, capsys):
     again = json.loads((tmp_path / "args.json").read_text(encoding="utf-8"))
     assert again == args | {"resume": True, "max_steps": 3, "eval_every": 1}
     said = failure(script("grpo").main, ["--resume", "--output_dir", str(tmp_path), "--learning_rate", "1e-3"])
-    assert said.endswith("is of another run: learning_rate was 3e-05, is 0.001")
+    assert said == "--resume cannot change --learning_rate (checkpoint: 3e-05, now: 0.001)"
     capsys.readouterr()
     script("grpo").main(["--resume", "--output_dir", str(tmp_path)])  # it is finished
     assert ", in " in capsys.readouterr().out.splitlines()[-1]
     said = failure(script("ppo").main, ["--resume", "--output_dir", str(tmp_path)])
-    assert said.startswith(f"--resume: {tmp_path / 'args.json'} is of grpo.py: unknown option --")
+    assert said.startswith(f"--resume: {tmp_path / 'args.json'} was written by grpo.py: unknown option --")
     said = failure(script("gspo").main, ["--resume", "--output_dir", str(tmp_path), "--ratio_level", "token"])
-    assert "script was grpo, is gspo" in said
+    assert "cannot change script (checkpoint: grpo, now: gspo)" in said
 
 
 # --- which are kept ---

@@ -348,7 +348,7 @@ def test_a_template_that_refuses_an_answer_is_one_line():
         ([b'{"prompt": "a", "answer": "1"}', b"[" * 100_000], "", "cannot be read"),
         ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], "line 2", "expected an object"),
         ([b'{"prompt": "a", "answer": "1"}', b"null"], "line 2", "expected an object"),
-        ([b'{"prompt": "a\\ud83d", "answer": "1"}'], "line 1", "surrogate"),  # half of an emoji
+        ([b'{"prompt": "a\\ud83d", "answer": "1"}'], "line 1", "surrogate"),  # a lone surrogate
         ([b'[{"prompt": "a"}, {"prompt": "a\\ud83d", "answer": "1"}]'], "row 2", "surrogate"),
         ([b'{"messages": "a", "answer": "1"}'], "row 1", "column messages: expected text or a list of messages"),
         ([b'{"prompt": "a", "answer": "1"}', b'{"answer": "1"}'], "row 2", "no column prompt in ['answer']: set --prompt_column"),
@@ -409,10 +409,10 @@ def test_a_step_that_repeats_prompts_says_so(tmp_path, capsys):
     other = write(tmp_path / "other.jsonl", numbered(1))
     for count, told in ((4, False), (5, True), (8, True)):
         load(path, eval_dataset=str(other), prompts_per_step=count, max_steps=1)
-        line = f"--prompts_per_step {count} is above the 4 training prompts: each step repeats some of them\n"
+        line = f"--prompts_per_step {count} is more than the 4 training prompts: each step repeats some of them\n"
         assert (line in capsys.readouterr().out) == told
     options = dict(eval_dataset=str(other), prompts_per_step=9)
-    assert "above the 4 training prompts, more than twice; lower it" in error_of(path, max_steps=1, **options)
+    assert "is more than twice the 4 training prompts: lower it" in error_of(path, max_steps=1, **options)
     load(path, max_steps=0, **options)  # only evaluates
 
 

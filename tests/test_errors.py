@@ -84,7 +84,7 @@ def test_a_reward_that_fails_is_one_line_below_its_own_traceback(how, tmp_path, 
     "spec, word",
     [
         ("acuracy", "did you mean accuracy?"),  # it was "Empty module name"
-        ("nonsense", "Known are accuracy, format, rm:PATH"),
+        ("nonsense", "choose from accuracy, format, rm:PATH"),
         ("nowhere.py:score", "No such file"),
         ("os:nonsense", "nonsense"),
     ],

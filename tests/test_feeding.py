@@ -3,6 +3,7 @@
 import csv
 import decimal
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ import grpo
 from common.batches import decode_completions
 from common.rewards import accuracy_reward
 from harness.chat import dialogue_text, read_text
-from harness.data import load_prompts
+from harness.data import load_data, load_prompts
 from harness.errors import InputError
-from harness.pairs import load_pairs
+from harness.pairs import read_pairs
 from rows import USER, make_args, make_tokenizer, pairs_from, say, write
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -24,6 +25,7 @@ SPECIAL = (
     "<|im_start|> <|im_end|> <think> </think> [THINK] [/THINK] <answer> </answer> <tool_call> </tool_call> "
     "<|start|> <|channel|> <|message|> <|end|> <|return|> <|call|>"
 ).split()
+load_pairs = partial(load_data, read_pairs)
 
 
 def special_tokenizer(template=None):

@@ -15,9 +15,10 @@ import torch
 from accelerate import Accelerator
 
 import attention
+from harness.data import load_data
 from harness.loading import load_policy, load_tokenizer
 from harness.metrics import Metrics
-from harness.pairs import load_pairs, pair_batches
+from harness.pairs import pair_batches, read_pairs
 from harness.reward_models import load_reward_model
 from testbed import (
     PAIRS,
@@ -246,7 +247,7 @@ def prepared_pairs_once(name):
     module = script(name)
     args = module.Args(pairs_per_step=20, max_grad_norm=0.0, micro_batch_size=64)
     tokenizer = load_tokenizer(args)
-    pairs = load_pairs(embedded_pairs(module), tokenizer)[0][:20]
+    pairs = load_data(read_pairs, embedded_pairs(module), tokenizer)[0][:20]
     if hasattr(args, "beta"):
         model, accelerator = load_policy(args, tokenizer, Accelerator(cpu=True)), Accelerator(cpu=True)
         pairs = module.add_ref_logprobs(accelerator, model, pairs, args)

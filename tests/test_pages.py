@@ -22,7 +22,7 @@ PAGES = [page for page in PAGES if "```bash" in page.read_text(encoding="utf-8")
 SCRIPT = r"(?:python|accelerate launch)\b[^|]*?\b(\w+)\.py"
 NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
     r"\bpip install|python3 -m venv|^uv ": "downloads packages",
-    r"^pytest": "the suite itself",
+    r"\bpytest\b": "the suite itself",
     r"^ruff": "ruff is in no requirements file",
     r"--config_file configs/|--multi_gpu|--machine_rank": "several processes, of which test_distributed.py starts some",
     r"Qwen/|Anthropic/|openai/|\b(MODEL|DATA|DIR|FILE|PAIRS|SFT\w*)\b| \.\.\.": "a model or data of one's own, or of the hub",
@@ -30,7 +30,6 @@ NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
     r"tools/throughput\.py": "minutes, and TRL",
     r"same_bits\.py COMMIT": "a commit of one's own",
     r"^nohup": "goes on in the background",
-    r"\bmine\.py|my\.jsonl.*my_reward|\.\./mine": "a file of one's own, or a folder beside the project",
     r"tools/plot\.py": "matplotlib",
 }
 EXIT_CODES = {  # of commands that show an error
@@ -71,13 +70,13 @@ def small(command):
     if not name or not takes_steps(name[1]):
         return command
     command = re.sub(r"accelerate launch (?:--\S+ (?!\w+\.py)\S+ )*", "python ", command)
-    return re.sub(r"( [|>&].*)?$", lambda rest: f" {SMALL}{rest[0]}", command, count=1)
+    return re.sub(r"( [|>].*)?$", lambda rest: f" {SMALL}{rest[0]}", command, count=1)
 
 
 def takes_steps(name):
     """Whether a script trains: the eight scripts, recipes and `recipes.py run`."""
     folders = (ROOT, ROOT / "examples/recipes")
-    return any((folder / f"{name}.py").exists() for folder in folders) and name != "conftest"
+    return name == "mine" or any((folder / f"{name}.py").exists() for folder in folders)
 
 
 def parse(command):
@@ -85,7 +84,7 @@ def parse(command):
     words = shlex.split(re.sub(r" [|>&].*| \.\.\.$", "", command))
     place = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     name = pathlib.Path(words[place]).stem if place is not None else ""
-    if not (ROOT / f"{name}.py").exists() or words[0] in ("cp", "pytest") or name == "mine":
+    if words[0] not in ("python", "accelerate") or not (ROOT / f"{name}.py").exists():
         return
     program = f"import sys, {name}; {name}.parse_args({name}.Args, sys.argv[1:])"
     result = execute([sys.executable, "-c", program, *words[place + 1 :]], ROOT)

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.data import load_data
 from harness.errors import InputError
-from harness.pairs import Pair, load_pairs, pair_batches, spread_pairs
+from harness.pairs import Pair, pair_batches, read_pairs, spread_pairs
 from rows import GEMMA, PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, pairs_from, say, write
 
 HUMAN = "\n\nHuman: 2+2?\n\nAssistant:"
@@ -31,7 +32,7 @@ def pairs_of(folder, rows, tokenizer=PLAIN, **options):
     """All pairs of these rows."""
     path = write(folder / "rows.jsonl", rows)
     other = write(folder / "other.jsonl", [{"prompt": "other", "chosen": "a", "rejected": "b"}])
-    return load_pairs(make_args(path, **{"eval_dataset": str(other)} | options), tokenizer)[0]
+    return load_data(read_pairs, make_args(path, **{"eval_dataset": str(other)} | options), tokenizer)[0]
 
 
 def texts_of(pair, tokenizer=PLAIN):
@@ -92,13 +93,13 @@ def test_what_was_dropped_is_said(tmp_path, capsys):
 def test_pairs_are_held_out_by_prompt(tmp_path):
     # A prompt with several pairs stands on one side only.
     path = write(tmp_path / "rows.jsonl", numbered_pairs(300, prompts=100))
-    train, evaluation = load_pairs(make_args(path), PLAIN)
+    train, evaluation = load_data(read_pairs, make_args(path), PLAIN)
     sides = [{tuple(pair.prompt) for pair in side} for side in (train, evaluation)]
     assert not sides[0] & sides[1] and (len(sides[0]), len(sides[1])) == (68, 32)
     assert (len(train), len(evaluation)) == (204, 96)
-    assert load_pairs(make_args(path), PLAIN)[1] == evaluation
-    assert load_pairs(make_args(path, seed=2), PLAIN)[1] != evaluation
-    few = load_pairs(make_args(path, eval_prompts=4), PLAIN)
+    assert load_data(read_pairs, make_args(path), PLAIN)[1] == evaluation
+    assert load_data(read_pairs, make_args(path, seed=2), PLAIN)[1] != evaluation
+    few = load_data(read_pairs, make_args(path, eval_prompts=4), PLAIN)
     assert few[0] == train and len(few[1]) == 4 and all(pair in evaluation for pair in few[1])
 
 

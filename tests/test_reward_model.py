@@ -8,9 +8,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import reward_model
+from harness.data import load_data
 from harness.errors import InputError
 from harness.loading import load_tokenizer
-from harness.pairs import Pair, load_pairs, pair_batches
+from harness.pairs import Pair, pair_batches, read_pairs
 from harness.reward_models import load_reward_model
 from testbed import ROOT, metric_rows
 
@@ -36,7 +37,7 @@ def with_random_head(model):
 def test_a_score_depends_on_neither_padding_nor_its_neighbours():
     args, tokenizer, model = prepared()
     with_random_head(model)
-    pairs = sorted(load_pairs(args, tokenizer)[1][:16], key=Pair.length)
+    pairs = sorted(load_data(read_pairs, args, tokenizer)[1][:16], key=Pair.length)
     with torch.no_grad():
         together = model(pair_batch(pairs, args))
         alone = torch.cat([model(pair_batch([pair], args)) for pair in pairs]).view(16, 2).T.flatten()
@@ -79,7 +80,7 @@ def test_any_code_gets_the_same_scores_from_the_saved_folder(pad, few_pairs, tmp
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
 
     args, tokenizer, model = prepared(model_name_or_path=str(folder / "model"))
-    pairs = sorted(load_pairs(args, tokenizer)[1][:12], key=Pair.length)
+    pairs = sorted(load_data(read_pairs, args, tokenizer)[1][:12], key=Pair.length)
     with torch.no_grad():
         own = model(pair_batch(pairs, args))
     rows = [(pair.prompt, pair.chosen) for pair in pairs] + [(pair.prompt, pair.rejected) for pair in pairs]

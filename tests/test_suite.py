@@ -403,7 +403,7 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
         ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
         ("--config /no/such.yaml", "no/such.yaml"),
         ("--reward accuracy format --reward_weights 1", "reward_weights"),
-        ("--report_to swanlab", "--report_to swanlab: not installed"),  # not among the extras
+        ("--report_to swanlab", "--report_to swanlab: not an installed tracker"),  # not among the extras
         ("--report_to no_such", "no_such"),
         ("--max_steps -1", "max_steps"),
         ("--eval_top_p 0", "eval_top_p"),

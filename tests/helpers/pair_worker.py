@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import torch
 from accelerate import Accelerator
 
+from harness.data import load_data
 from harness.errors import clean_exit
 from harness.loading import load_policy, load_tokenizer
 from harness.metrics import Metrics
-from harness.pairs import load_pairs
+from harness.pairs import read_pairs
 from harness.reward_models import load_reward_model
 from testbed import script
 
@@ -40,7 +41,7 @@ def main(name, folder):
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)
     model, optimizer = accelerator.prepare(inner, optimizer)
     given = module.Args(dataset="embedded-pairs", eval_dataset="embedded-pairs")
-    pairs = load_pairs(given, tokenizer)[0][:21]
+    pairs = load_data(read_pairs, given, tokenizer)[0][:21]
     assert len({len(pair.chosen) for pair in pairs}) > 5
     if hasattr(module, "rollout"):
         pairs = module.add_ref_logprobs(accelerator, model, pairs, args)

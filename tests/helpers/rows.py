@@ -7,7 +7,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 import reward_model
-from harness.pairs import load_pairs
+from harness.data import load_data
+from harness.pairs import read_pairs
 
 TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
@@ -73,11 +74,11 @@ def gemma_tokenizer(template=GEMMA):
 
 
 def pairs_from(folder, tokenizer, *rows):
-    """The pairs that `load_pairs` makes of rows (prompt, chosen, rejected)."""
+    """The pairs that `read_pairs` makes of rows (prompt, chosen, rejected)."""
     path = folder / "pairs.jsonl"
     path.write_text(
         "".join(json.dumps(dict(zip(("prompt", "chosen", "rejected"), row, strict=True))) + "\n" for row in rows),
         encoding="utf-8",
     )
     args = reward_model.Args(dataset=str(path), eval_dataset=str(path))
-    return load_pairs(args, tokenizer)[0]
+    return load_data(read_pairs, args, tokenizer)[0]
