@@ -115,7 +115,7 @@ def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
     same_run(tmp_path / "a", tmp_path / "b")
     if processes == 2:  # one process is another run: refused, by name
         result = run_processes(*command, tmp_path / "b", "--resume")
-        assert result.returncode == 2 and "processes was 2" in result.stderr
+        assert result.returncode == 2 and "cannot change processes (checkpoint: 2" in result.stderr
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")])

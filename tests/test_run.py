@@ -398,7 +398,7 @@ def test_a_resume_evaluates_as_before(tmp_path):
     advance(run, optimizer)
     run.lock.release()
     start(tmp_path, resume=True, eval_every=1)[0].lock.release()
-    with pytest.raises(InputError, match=r"eval_temperature was 1.0, is 0.0"):
+    with pytest.raises(InputError, match=r"--eval_temperature \(checkpoint: 1.0, now: 0.0\)"):
         start(tmp_path, resume=True, eval_temperature=0.0)
 
 
