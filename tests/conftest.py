@@ -146,6 +146,8 @@ def fresh_process(monkeypatch):
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+    if hasattr(signal, "SIGPIPE"):  # a tool whose output may end in `| head` changes it for its process
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 @pytest.fixture(scope="session")
