@@ -255,6 +255,7 @@ def test_a_run_has_the_name_of_its_folder_in_trackers(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", "")
     monkeypatch.delenv("TRACKIO_DIR")
     started = []
+    monkeypatch.setattr("harness.launch.get_available_trackers", lambda: ["wandb", "trackio"])
     monkeypatch.setattr(Accelerator, "init_trackers", lambda *given, **options: started.append((given[1:], options)))
     start(tmp_path / "a-name", report_to=["wandb", "trackio"], lora_targets=["a", "b"])
     (((name,), options),) = started
@@ -269,6 +270,7 @@ def fail(*given, **options):
 
 
 def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.launch.get_available_trackers", lambda: ["wandb"])
     monkeypatch.setattr(Accelerator, "init_trackers", fail)
     assert refusal(tmp_path, report_to=["wandb"]) == "--report_to: no API key configured"
 
