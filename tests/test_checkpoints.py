@@ -149,7 +149,9 @@ def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
         run, optimizer, _ = start(tmp_path / scheduler, lr_scheduler=scheduler, max_steps=5)
         advance(run, optimizer)
         run.lock.release()
-    assert "cannot change --max_steps (checkpoint: 5, now: 9)" in refusal(tmp_path / "linear", resume=True, lr_scheduler="linear", max_steps=9)
+    assert "cannot change --max_steps (checkpoint: 5, now: 9)" in refusal(
+        tmp_path / "linear", resume=True, lr_scheduler="linear", max_steps=9
+    )
     assert start(tmp_path / "constant", resume=True, lr_scheduler="constant", max_steps=9)[0].step == 1
 
 

@@ -185,7 +185,7 @@ def test_the_tables_of_the_gpu_are_those_of_its_output():
     section = (ROOT / "docs/results.md").read_text(encoding="utf-8").split("\n### On a GPU\n")[1].split("\n### ")[0]
     table = [cells(line) for line in section.splitlines() if line.startswith("|")]
     rollouts = {name: [row for row in rows if row.get("rollout") == name] for name in ("no_graphs", "shared")}
-    for name, turns in rollouts.items():
+    for turns in rollouts.values():
         seconds = ", ".join(f"{turn['s']:.2f}" for turn in turns)
         speeds = ", ".join(f"{turn.get('tok_s', turn['tokens'] / turn['s']):,.0f}" for turn in turns)
         times = ", ".join(f"{turn['ms_a_token']:.1f}" for turn in turns)

@@ -790,7 +790,9 @@ def test_online_dpo(start, tmp_path, monkeypatch):
     """Each round draws other prompts, and its reference is the policy that samples them; the optimizer goes on."""
     module, tokenizer = recipe("online_dpo"), AutoTokenizer.from_pretrained(start)
     own = dict(pair_prompts=3, pair_samples=4, pairs_per_step=2, num_epochs=2, max_new_tokens=LIMIT)
-    options = DPO | own | dict(pair_temperature=1.3, warmup_steps=2, max_steps=6, eval_every=0, eval_samples=1, eval_k=1)
+    options = (
+        DPO | own | dict(pair_temperature=1.3, warmup_steps=2, max_steps=6, eval_every=0, eval_samples=1, eval_k=1)
+    )
     options |= {name: ROLLOUTS[name] for name in ("reward", "reward_weights")}
     o, sampler = SimpleNamespace(**options, frame="{}"), Sampler(tokenizer)
     monkeypatch.setattr(module, "rollout", sampler)
