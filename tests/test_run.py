@@ -531,7 +531,7 @@ def test_a_loss_that_is_not_finite_leaves_the_last_finished_step(processes, tmp_
     """Nothing was saved, and the exit code was that of bad input."""
     (tmp_path / "diverging.py").write_text(DIVERGING, encoding="utf-8")
     sizes = "--prompts_per_step 4 --group_size 4 --max_new_tokens 16 --eval_prompts 2 --eval_samples 4"
-    command = [tmp_path / "diverging.py", *sizes.split(), "--max_steps", "4", "--eval_every", "0", "--output_dir"]
+    command = [tmp_path / "diverging.py", *sizes.split(), "--max_steps", "4", "--eval_every", "3", "--output_dir"]
     last = str(processes - 1)  # one process alone meets it
     result = run_processes(*command, tmp_path / "b", processes=processes, env={"FAULT": last}, patience=20)
     assert result.codes == [1] * processes, result.stderr
@@ -543,6 +543,8 @@ def test_a_loss_that_is_not_finite_leaves_the_last_finished_step(processes, tmp_
         result = run_processes(*command, tmp_path / folder, *options, processes=processes)
         assert result.returncode == 0, result.stderr
     assert metric_rows(tmp_path / "a") == metric_rows(tmp_path / "b")
+    samples = [(tmp_path / x / "samples.jsonl").read_text(encoding="utf-8") for x in "ab"]
+    assert samples[0] == samples[1]  # the unfinished step evaluated nothing
     a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
 
