@@ -68,11 +68,11 @@ def test_a_decay_ends_at_the_last_step_of_the_run(scheduler):
 )
 def test_a_run_evaluates_before_the_first_step_every_so_often_and_at_the_end(every, last, due):
     log = types.SimpleNamespace(first_scores=None)
-    run = types.SimpleNamespace(log=log, last_step=last, args=types.SimpleNamespace(eval_every=every))
+    run = types.SimpleNamespace(log=log, diverged=False, last_step=last, args=types.SimpleNamespace(eval_every=every))
     assert [step for step in range(last + 1) if Run.evaluates(run, step)] == due
 
 
 def test_a_resumed_run_does_not_evaluate_again_before_its_steps():
     log = types.SimpleNamespace(first_scores={"step": 0, "eval/pass@1": 0.5})
-    run = types.SimpleNamespace(log=log, last_step=0, args=types.SimpleNamespace(eval_every=1))
+    run = types.SimpleNamespace(log=log, diverged=False, last_step=0, args=types.SimpleNamespace(eval_every=1))
     assert not Run.evaluates(run, 0) and Run.evaluates(run, 1)
