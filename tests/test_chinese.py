@@ -16,10 +16,11 @@ def read(page):
 
 
 def sections(path):
-    """The anchors of a page, as GitHub makes them of its titles."""
+    """The anchors of a page: those that GitHub makes of its titles, and its own."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+    named = re.findall(r'<a id="([^"]+)"', text)
+    return named + [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
 
 
 def facts(page):
