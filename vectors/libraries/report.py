@@ -4,9 +4,10 @@
     pip install --no-deps --target runs/packages verl==0.9.1 openrlhf==0.11.2
     python vectors/libraries/report.py runs/packages --write docs/conventions.md
 
-verl and OpenRLHF are not imported, so their requirements are not needed. The exit code is 1 if a
-difference has no reason in reasons.toml or a reason no difference, or if the settings in
-settings.toml compute something else or are not all needed.
+Without --write it prints the tables, and why a library does not offer a case. verl and OpenRLHF
+are not imported, so their requirements are not needed. The exit code is 1 if a difference has no
+reason in reasons.toml or a reason no difference, or if the settings in settings.toml compute
+something else or are not all needed.
 """
 
 import argparse
