@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "conventions.md"
 WIDTH = 16  # the constant denominator of dr_grpo.py
 LIBRARIES = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("trl", "polgrad")]
 
@@ -63,6 +64,15 @@ def test_each_difference_of_a_library_has_a_reason(report, library):
     assert verdicts["variants/cispo"][0] == report.SAME
 
 
+@pytest.mark.beside("docs", "vectors")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_page_has_the_differences_of_a_library(report, library):
+    adapter, cases = asked(report, library)
+    lines = report.differences({library: adapter.name}, {library: report.verdicts_of(adapter, cases)})
+    found = [line for line in lines if line.startswith("- ")]
+    assert found and set(found) <= set(PAGE.read_text(encoding="utf-8").splitlines())
+
+
 @pytest.mark.beside("vectors")
 @pytest.mark.needs("trl")
 def test_the_settings_of_the_page_compute_what_it_says(report, monkeypatch):
@@ -80,5 +90,4 @@ def test_the_settings_of_the_page_compute_what_it_says(report, monkeypatch):
 
 @pytest.mark.beside("docs", "vectors")
 def test_the_page_has_the_settings(report):
-    page = (ROOT / "docs" / "conventions.md").read_text(encoding="utf-8")
-    assert "\n".join(report.settings.table()) in page
+    assert "\n".join(report.settings.table()) in PAGE.read_text(encoding="utf-8")

@@ -13,12 +13,10 @@ from library import PPOLibrary, refuse_if
 from sources import Source, version_in
 from tensors import (
     coefficients_after,
-    flat,
+    has_uneven_pieces,
     padded,
-    pieces_of,
+    pair_answer,
     policy_answer,
-    preference_answer,
-    score_answer,
     score_pairs,
     totals_answer,
 )
@@ -262,7 +260,7 @@ class Adapter(PPOLibrary):
         args = self.dpo_args(needed).model
         function = self.losses.DPOLoss(args.beta, args.label_smoothing, args.ipo_enable)
         loss, _, _ = function(chosen, rejected, ref_chosen, ref_rejected)
-        return preference_answer(loss + nll * args.nll_loss_coef, logprobs, inputs)
+        return pair_answer(loss + nll * args.nll_loss_coef, logprobs, tables)
 
     def pair_logprobs(self, logprobs, rows):
         """Return sums of chosen and of rejected log-probs (2 B, T), and the NLL loss."""
@@ -283,7 +281,7 @@ class Adapter(PPOLibrary):
         refuse_if(options["center_coef"], "PairWiseLoss does not centre rewards")
         refuse_smaller(inputs)
         scores = score_pairs(inputs)
-        return score_answer(self.losses.PairWiseLoss()(*scores.chunk(2)), scores)
+        return pair_answer(self.losses.PairWiseLoss()(*scores.chunk(2)), scores)
 
 
 def words_for(options):
@@ -318,5 +316,4 @@ def refuse_kl_in_reward(args):
 
 
 def refuse_smaller(inputs):
-    sizes = set(map(len, flat(pieces_of(inputs, 1))))
-    refuse_if(len(sizes) > 1, "the loader of pairs drops a smaller last micro-batch")
+    refuse_if(has_uneven_pieces(inputs), "the loader of pairs drops a smaller last micro-batch")

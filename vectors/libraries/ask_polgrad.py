@@ -61,16 +61,10 @@ class Adapter(PPOLibrary):
         self.refuse_step(inputs, options)
         refuse_if("beyond_cap" in options, "importance weights are truncated, never masked")
         refuse_if("entropy_coef" in options, "no loss has an entropy bonus")
-        return self.step_by(self.loss_config(options), inputs)
+        return self.step_by(self.loss_config(options, "PG_CLIP"), inputs)
 
     def weighted_logprob_step(self, inputs, options):
-        polgrad = self.polgrad
-        config = polgrad.PolicyLossConfig(
-            ratio=polgrad.RatioKind.TOKEN,
-            surrogate=polgrad.SurrogateKind.CISPO,
-            clip=polgrad.ClipConfig(eps_low=options["clip_low"], eps_high=options["clip_high"]),
-            aggregation=self.means[options["mean"]],
-        )
+        config = self.loss_config(options | {"ratio": "token"}, "CISPO")
         return self.step_by(config, inputs)
 
     def step_by(self, config, inputs):
@@ -91,7 +85,7 @@ class Adapter(PPOLibrary):
 
         return policy_answer(inputs, losses_of)
 
-    def loss_config(self, options):
+    def loss_config(self, options, surrogate):
         polgrad = self.polgrad
         kl = options.get("kl")
         if kl:
@@ -101,7 +95,7 @@ class Adapter(PPOLibrary):
             correction = polgrad.ISCorrectionConfig(cap=options["sampler_cap"], level="token")
         return polgrad.PolicyLossConfig(
             ratio=polgrad.RatioKind[options["ratio"].upper()],
-            surrogate=polgrad.SurrogateKind.PG_CLIP,
+            surrogate=polgrad.SurrogateKind[surrogate],
             clip=polgrad.ClipConfig(
                 eps_low=options["clip_low"],
                 eps_high=options["clip_high"],

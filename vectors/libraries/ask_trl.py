@@ -21,11 +21,11 @@ from tensors import (
     Rows,
     flat,
     grouped,
+    has_uneven_pieces,
     padded,
+    pair_answer,
     pieces_of,
     policy_answer,
-    preference_answer,
-    score_answer,
     score_pairs,
 )
 
@@ -104,8 +104,12 @@ class Adapter(Library):
 
     def advantages(self, groups, estimator, options):
         if estimator == "rloo":
-            config = SimpleNamespace(reward_weights=[1.0], reward_clip_range=None, beta=0.0)
-            config.normalize_advantages = False
+            config = SimpleNamespace(
+                reward_weights=[1.0],
+                reward_clip_range=None,
+                beta=0.0,
+                normalize_advantages=False,
+            )
             return self.advantages_by(self.rloo_advantages, [groups], config)
         config = self.config(self.GRPO, {"scale_rewards": estimator})
         return self.advantages_by(self.grpo_advantages, [groups], config)
@@ -123,11 +127,9 @@ class Adapter(Library):
         for groups in parts:
             columns.append([math.nan if reward is None else reward for reward in flat(groups)])
         weights = config.reward_weights or [1.0] * len(parts)
-        trainer = SimpleNamespace(reward_funcs=parts)
-        vars(trainer).update(vars(config))
-        trainer.reward_weights = torch.tensor(weights)
+        own = {"reward_funcs": parts, "reward_weights": torch.tensor(weights)}
         names = statements(
-            self=trainer,
+            self=SimpleNamespace(**vars(config) | own),
             rewards_per_func=torch.tensor(columns).T,
             device="cpu",
             num_generations=len(parts[0][0]),
@@ -182,13 +184,9 @@ class Adapter(Library):
     def policy_step(self, inputs, options):
         inputs = without_advantage(inputs)
         self.refuse_step(inputs, options)
-        is_gate = options["objective"] == "soft_gate"
-        refuse_if(is_gate and options["mean"] != "rows", "sapo has a mean over rows")
         return self.step_by(self.GRPO, inputs, needed_for(options))
 
     def weighted_logprob_step(self, inputs, options):
-        refuse_if(options["clip_low"] < 1, "the weight has only an upper bound")
-        refuse_if(options["mean"] != "tokens", "cispo has a mean over tokens")
         options = options | {"objective": "weighted_logprob", "ratio": "token"}
         needed = needed_for(options) | {"epsilon_high": 1 + options["clip_high"]}
         return self.step_by(self.GRPO, inputs, needed)
@@ -198,9 +196,8 @@ class Adapter(Library):
         return self.step_by(self.GMPO, inputs, needed_for(options))
 
     def step_by(self, trainer_class, inputs, needed):
-        sizes = set(map(len, flat(pieces_of(inputs, 1))))
-        refuse_if(len(sizes) > 1, "micro-batches have the same size, per_device_train_batch_size")
-
+        uneven = has_uneven_pieces(inputs)
+        refuse_if(uneven, "micro-batches have the same size, per_device_train_batch_size")
         has_moved = inputs["logprobs"] != inputs["old_logprobs"]
 
         def losses_of(parts, processes):
@@ -245,7 +242,7 @@ class Adapter(Library):
         """Return the KL of each token (R, T): the loss of that token alone, with advantage 0."""
         needed = {"loss_type": "dr_grpo", "max_completion_length": 1, "beta": 1.0}
         needed["use_bias_correction_kl"] = estimator == "k3_weighted"
-        trainer = loss_trainer(self.config(self.GRPO, needed), processes=1)
+        trainer = loss_trainer(self.config(self.GRPO, needed))
         advantages = torch.zeros_like(logprobs)
         table = Rows(logprobs=logprobs, old=old, ref=ref, advantages=advantages, entropies=None)
         values = []
@@ -277,7 +274,7 @@ class Adapter(Library):
             return self.pair_loss(trainer, logprobs[rows], mask[rows], pairs, inputs)
 
         loss = self.accumulated_pairs(inputs, len(tables) // 2, self.DPO, loss_of)
-        return preference_answer(loss, logprobs, inputs)
+        return pair_answer(loss, logprobs, tables)
 
     def pair_trainer(self, options):
         losses = {options["loss"]: 1.0}
@@ -290,17 +287,12 @@ class Adapter(Library):
             "label_smoothing": options["label_smoothing"],
         }
         config = self.config(self.DPO, needed)
-        return SimpleNamespace(
-            loss_types=config.loss_type,
-            loss_weights=config.loss_weights or [1.0] * len(config.loss_type),
-            beta=config.beta,
-            label_smoothing=config.label_smoothing,
-            f_divergence_type=config.f_divergence_type,
-            ld_alpha=config.ld_alpha,
-            use_weighting=config.use_weighting,
-            precompute_ref_logps=True,
-            **trainer_basics(1),
-        )
+        own = {
+            "loss_types": config.loss_type,
+            "loss_weights": config.loss_weights or [1.0] * len(config.loss_type),
+            "precompute_ref_logps": True,
+        }
+        return SimpleNamespace(**vars(config) | trainer_basics() | own)
 
     def accumulated_pairs(self, inputs, count, trainer_class, loss_of):
         """Return the loss of a step from `loss_of(pairs, rows)`; of rows the chosen come first."""
@@ -331,7 +323,7 @@ class Adapter(Library):
 
     def reward_model_loss(self, inputs, options):
         scores = score_pairs(inputs)
-        trainer = SimpleNamespace(**trainer_basics(1))
+        trainer = SimpleNamespace(**trainer_basics())
         trainer.args = SimpleNamespace(center_rewards_coefficient=options["center_coef"] or None)
 
         def loss_of(pairs, rows):
@@ -340,7 +332,7 @@ class Adapter(Library):
             return self.RewardModel.compute_loss(trainer, lambda **given: outputs, batch)
 
         loss = self.accumulated_pairs(inputs, len(scores) // 2, self.RewardModel, loss_of)
-        return score_answer(loss, scores)
+        return pair_answer(loss, scores)
 
 
 def needed_for(options):
@@ -407,7 +399,7 @@ def batch_of(part):
     return batch
 
 
-def trainer_basics(processes):
+def trainer_basics(processes=1):
     """Return what the loss methods read besides options; what they gather is for the log."""
     accelerator = SimpleNamespace(
         num_processes=processes,
@@ -427,24 +419,13 @@ def trainer_basics(processes):
     }
 
 
-def loss_trainer(config, processes):
-    """Return as much of a GRPOTrainer as the loss needs, set as by its `__init__`."""
-    bound = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    return SimpleNamespace(
-        args=config,
-        loss_type=config.loss_type,
-        importance_sampling_level=config.importance_sampling_level,
-        epsilon_low=config.epsilon,
-        epsilon_high=bound,
-        beta=config.beta,
-        max_completion_length=config.max_completion_length,
-        current_gradient_accumulation_steps=config.gradient_accumulation_steps,
-        use_vllm=config.use_vllm,
-        vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
-        top_entropy_quantile=config.top_entropy_quantile,
-        off_policy_mask_threshold=config.off_policy_mask_threshold,
-        entropy_coef=config.entropy_coef,
-        use_adaptive_entropy=config.use_adaptive_entropy,
-        _entropy_bonus_enabled=config.entropy_coef != 0 or config.use_adaptive_entropy,
-        **trainer_basics(processes),
-    )
+def loss_trainer(config, processes=1):
+    """Return as much of a GRPOTrainer as the loss needs, with its options set as by `__init__`."""
+    own = {
+        "args": config,
+        "epsilon_low": config.epsilon,
+        "epsilon_high": config.epsilon if config.epsilon_high is None else config.epsilon_high,
+        "current_gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "_entropy_bonus_enabled": config.entropy_coef != 0 or config.use_adaptive_entropy,
+    }
+    return SimpleNamespace(**vars(config) | trainer_basics(processes) | own)

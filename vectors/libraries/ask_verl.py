@@ -265,8 +265,6 @@ class Adapter(PPOLibrary):
 
     def policy_step(self, inputs, options):
         self.refuse_step(inputs, options)
-        is_gate = options["objective"] == "soft_gate"
-        refuse_if(is_gate and options["mean"] != "rows", "sapo has a mean over rows")
         config = self.config(needed_for(options))
         actor = Configuration(**config["actor"], global_batch_info={})
         correction = config["algorithm"]["rollout_correction"]
@@ -294,9 +292,8 @@ class Adapter(PPOLibrary):
         return answer
 
     def weighted_logprob_step(self, inputs, options):
-        return self.policy_step(
-            inputs, options | {"objective": "weighted_logprob", "ratio": "token"}
-        )
+        options = options | {"objective": "weighted_logprob", "ratio": "token"}
+        return self.policy_step(inputs, options)
 
     def geometric_mean_step(self, inputs, options):
         options = options | {"objective": "geometric_mean", "ratio": "token", "mean": "rows"}

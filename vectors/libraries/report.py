@@ -4,9 +4,10 @@
     pip install --no-deps --target runs/packages verl==0.9.1 openrlhf==0.11.2
     python vectors/libraries/report.py runs/packages --write docs/conventions.md
 
-verl and OpenRLHF are not imported, so their requirements are not needed. The exit code is 1 if a
-difference has no reason in reasons.toml or a reason no difference, or if the settings in
-settings.toml compute something else or are not all needed.
+Without --write it prints the tables, and why a library does not offer a case. verl and OpenRLHF
+are not imported, so their requirements are not needed. The exit code is 1 if a difference has no
+reason in reasons.toml or a reason no difference, or if the settings in settings.toml compute
+something else or are not all needed.
 """
 
 import argparse
@@ -85,16 +86,15 @@ def unexplained(library, verdicts):
 
 
 def table(names, verdicts, cases):
-    """Return a table of the cases that some library answers differently."""
-    lines = ["| case | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
+    """Return a table of the cases that some library answers differently, a row per outcome."""
+    rows = defaultdict(list)  # {cells: cases}
     for case in cases:
-        cells = []
-        for library in names:
-            verdict, _ = verdicts[library][case]
-            cells.append(f"**{verdict}**" if verdict == OTHER else verdict)
-        if f"**{OTHER}**" in cells:
-            lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
-    return lines
+        given = [verdicts[library][case][0] for library in names]
+        if OTHER in given:
+            cells = [f"**{verdict}**" if verdict == OTHER else verdict for verdict in given]
+            rows[" | ".join(cells)].append(f"`{case}`")
+    lines = ["| case | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
+    return lines + [f"| {', '.join(alike)} | {cells} |" for cells, alike in rows.items()]
 
 
 def totals(names, verdicts):
@@ -110,17 +110,22 @@ def totals(names, verdicts):
 
 
 def differences(names, verdicts):
-    """Return a section per library: a line per reason, with its cases and the checker's words."""
+    """Return a section per library: a line per reason, with its cases and the checker's words.
+
+    Of the checker's words, the numbers that differ are left out where a reason explains them.
+    """
     lines = []
     for library, name in names.items():
         lines += ["", f"#### {name}", ""]
         for entry in entries_of(library):
-            known = [case for case in entry["cases"] if case in verdicts[library]]
-            cases = ", ".join(f"`{case}`" for case in known)
-            texts = [verdicts[library][case][1] for case in known]
-            answers = "; ".join(dict.fromkeys(texts)).replace("it follows: ", "")
-            reason = f" {entry['reason']}" if entry["reason"] else ""
-            lines.append(f"- {cases}: {answers}.{reason} ({entry['where']})")
+            cases = [case for case in entry["cases"] if case in verdicts[library]]
+            texts = dict.fromkeys(verdicts[library][case][1] for case in cases)
+            follows = [text for text in texts if text.startswith(check.FOLLOWS)]
+            said = follows if entry["reason"] else texts
+            words = "; ".join(said).replace(check.FOLLOWS, "")
+            text = f"{words}. {entry['reason']}".removeprefix(". ").strip()
+            listed = ", ".join(f"`{case}`" for case in cases)
+            lines.append(f"- {listed}: {text[0].lower()}{text[1:]} ({entry['where']})")
     return lines[1:]
 
 
@@ -146,8 +151,6 @@ def markdown(names, verdicts, cases):
         table(names, verdicts, cases),
         ["### Each difference, and its reason"],
         differences(names, verdicts),
-        ["### Not offered, and why"],
-        not_offered(names, verdicts),
     ]
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
@@ -190,7 +193,7 @@ def main():
     if options.write:
         write(options.write, texts)
     else:
-        print("\n".join(texts.values()))
+        print("\n".join([*texts.values(), *not_offered(names, verdicts)]))
     for problem in problems:
         print(problem, file=sys.stderr)
     raise SystemExit(int(bool(problems)))

@@ -6,6 +6,7 @@ import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIBRARIES = {"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF"}
+OPTIONS = {"L": "constant", "W": "weights", "S": "label_smoothing"}
 
 
 def load_methods():
@@ -30,12 +31,8 @@ def for_case(setting, case):
 
 
 def number_of(letter, inputs, options):
-    if letter == "L":
-        return options.get("constant")
-    if letter == "W":
-        return options.get("weights")
-    if letter == "S":
-        return options.get("label_smoothing")
+    if letter in OPTIONS:
+        return options.get(OPTIONS[letter])
     if letter == "K":
         return [f"part {number}" for number in range(len(inputs.get("parts", [])))]
     groups = inputs.get("rewards") or inputs.get("parts", [[]])[0]

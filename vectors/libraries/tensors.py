@@ -90,6 +90,11 @@ def pieces_of(inputs, rows):
     return inputs.get("pieces") or [[list(range(rows))]]
 
 
+def has_uneven_pieces(inputs):
+    """Return whether the micro-batches of a step differ in size."""
+    return len(set(map(len, flat(pieces_of(inputs, 1))))) > 1
+
+
 class Processes:
     """Processes that run one after the other. `pieces` has their micro-batches.
 
@@ -197,22 +202,16 @@ def score_pairs(inputs):
     return torch.tensor(scores, dtype=torch.float64, requires_grad=True)
 
 
-def score_answer(loss, scores):
+def pair_answer(loss, leaf, tables=None):
+    """Return the answer for a leaf of scores (2 B,) or of log-probs (2 B, T), chosen ones first.
+
+    The gradient by log-probs has the rows of the tables.
+    """
     loss.backward()
-    chosen, rejected = scores.grad.chunk(2)
+    gradients = rows_like(leaf.grad, tables) if tables else leaf.grad.tolist()
+    pairs = len(gradients) // 2
     return {
         "loss": loss.item(),
-        "chosen_gradient": chosen.tolist(),
-        "rejected_gradient": rejected.tolist(),
-    }
-
-
-def preference_answer(loss, logprobs, inputs):
-    """Return the answer for `logprobs` (2 B, T), a leaf with the chosen rows first."""
-    loss.backward()
-    chosen, rejected = logprobs.grad.chunk(2)
-    return {
-        "loss": loss.item(),
-        "chosen_gradient": rows_like(chosen, inputs["chosen_logprobs"]),
-        "rejected_gradient": rows_like(rejected, inputs["rejected_logprobs"]),
+        "chosen_gradient": gradients[:pairs],
+        "rejected_gradient": gradients[pairs:],
     }
