@@ -23,7 +23,8 @@ def blocks(page, kind):
 def arguments_of(page, command):
     """The script and the arguments of the one command of a page, in a block or a sentence, that starts like this."""
     lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
-    lines = [line.removeprefix("python ") for line in lines] + re.findall(r"`(\w+\.py --[^`]+)`", PAGES[page])
+    lines += re.findall(r"`((?:python )?\w+\.py --[^`]+)`", PAGES[page])
+    lines = [line.removeprefix("python ") for line in lines]
     (line,) = [line for line in lines if line == command or line.startswith(f"{command} ")]
     name, *arguments = shlex.split(line, comments=True)
     assert name.removesuffix(".py") in ALL
