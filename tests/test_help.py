@@ -84,14 +84,8 @@ def test_the_reward_that_pays_for_length_makes_completions_longer(tmp_path, monk
 # --- docs/fork.md: its code ---
 
 
-@pytest.mark.beside("examples")
-def test_the_reward_of_json_is_that_of_the_example():
-    reward = blocks("fork", "python")[1].removeprefix("import json\n\n\n")
-    assert reward in (ROOT / "examples/json_task.py").read_text(encoding="utf-8")
-
-
 def test_the_reward_with_gold_gets_the_gold_answer(tmp_path):
-    (tmp_path / "near.py").write_text(blocks("fork", "python")[2], encoding="utf-8")
+    (tmp_path / "near.py").write_text(blocks("fork", "python")[1], encoding="utf-8")
     words = f"--reward accuracy {tmp_path}/near.py:near --reward_weights 1 0.2 --max_steps 1".split()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script("grpo"), "evaluate", lambda *arguments: {})
@@ -106,7 +100,7 @@ def test_a_step_without_the_rest_has_the_log_probs_of_its_samples(monkeypatch):
     monkeypatch.chdir(ROOT)
     torch.manual_seed(0)
     found = {}
-    exec(blocks("fork", "python")[3], found)
+    exec(blocks("fork", "python")[2], found)
     sampled = found["output"].logprobs
     assert torch.allclose(found["logprobs"][found["mask"]], sampled[found["mask"]], atol=1e-5)
     assert len(found["rewards"].unique()) == 2
