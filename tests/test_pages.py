@@ -22,7 +22,7 @@ PAGES += sorted(ROOT.glob("vectors/*.md")) + sorted(ROOT.glob("lab/results/*.md"
 PAGES = [page for page in PAGES if "```bash" in page.read_text(encoding="utf-8")]
 SCRIPT = r"(?:python|accelerate launch)\b[^|]*?\b(\w+)\.py"
 NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
-    r"\bpip install|python3 -m venv|^uv ": "downloads packages",
+    r"\bpip install|python3 -m venv": "downloads packages",
     r"\bpytest\b": "the suite itself",
     r"^ruff": "ruff is in no requirements file",
     r"--config_file configs/|--multi_gpu|--machine_rank": "several processes, of which test_distributed.py starts some",
