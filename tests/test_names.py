@@ -192,7 +192,7 @@ def test_every_recipe_that_a_hint_names_exists_and_has_the_option():
 @pytest.mark.beside("docs", "examples")
 def test_the_table_for_users_of_trl_names_what_exists():
     page = (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
-    section = page.partition("### Coming from TRL\n")[2].partition("\n## ")[0]
+    section = page.partition("\n## Coming from TRL\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
     known = options_of(*SCRIPTS, "dpo", "reward_model") | {"mixed_precision"}
     assert len(rows) > 20

@@ -22,7 +22,7 @@ PAGES += sorted(ROOT.glob("vectors/*.md")) + sorted(ROOT.glob("lab/results/*.md"
 PAGES = [page for page in PAGES if "```bash" in page.read_text(encoding="utf-8")]
 SCRIPT = r"(?:python|accelerate launch)\b[^|]*?\b(\w+)\.py"
 NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
-    r"\bpip install|python3 -m venv|^uv ": "downloads packages",
+    r"\bpip install|python3 -m venv": "downloads packages",
     r"\bpytest\b": "the suite itself",
     r"^ruff": "ruff is in no requirements file",
     r"--config_file configs/|--multi_gpu|--machine_rank": "several processes, of which test_distributed.py starts some",
@@ -34,10 +34,6 @@ NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
     r"tools/plot\.py": "matplotlib",
 }
 PACKAGES = {r"--lora_rank": "peft", r"lab/check\.py": "scipy"}  # run where the package is installed
-EXIT_CODES = {  # of commands that show an error
-    "--learning_rate 1e30": (0, 1),
-    "--temperature 1e-40": (1, 2),
-}
 SMALL = "--max_steps 1 --eval_prompts 4"
 
 
@@ -116,8 +112,7 @@ def test_every_command_of_a_page_runs(page, tmp_path):
             parse(command)
             continue
         result = execute(["bash", "-c", small(command)], folder)
-        allowed = [code for words, codes in EXIT_CODES.items() if words in command for code in codes]
-        allowed = allowed or ((0, 1) if command.startswith("diff") else (0,))
+        allowed = (0, 1) if command.startswith("diff") else (0,)
         shown = f"{small(command)}\n{result.stdout[-1000:]}\n{result.stderr[-2000:]}"
         assert result.returncode in allowed, shown
 
