@@ -25,7 +25,10 @@ def is_plain_linear(module):
 
 
 def is_exact(lm, shortcut):
-    """Return whether `shortcut(lm, batch)` gives the log-probs and gradient of `token_states`."""
+    """Return whether `shortcut(lm, batch)` gives the log-probs and gradient of `token_states`.
+
+    They are compared by `is_near` on six short rows, and the gradient is that of the embedding.
+    """
     batch = probe_batch(lm)
     plain = logprobs_and_gradient(lm, batch, token_states)
     wrong = logprobs_and_gradient(lm, with_wrong_prompts(batch), token_states)
@@ -36,7 +39,8 @@ def is_exact(lm, shortcut):
 def is_near(lm, found, plain, wrong):
     """Return whether `found` is far nearer to `plain` than `wrong`, the result for wrong prompts.
 
-    An absolute bound would take rounding in bfloat16 for a fault. NaN is near to nothing.
+    The bound is 1e-3 of what wrong prompts change, in bfloat16 0.1: an absolute bound would take
+    rounding for a fault. NaN is near to nothing.
     """
     share = 1e-3 if computes_in_float32(lm) else 0.1
     return bool((found - plain).abs().max() <= share * (wrong - plain).abs().max())

@@ -4,7 +4,7 @@ On a GPU a token takes as long as Python needs to launch its thousand kernels. A
 launches once, and replays them in a fraction of that time with the same memory addresses. So keys
 and values must stay in place: attention reads all columns of a cache of fixed capacity, and the
 mask hides those that are still to come. When the cache changes its shape (more columns, fewer rows;
-up to some ten times in a rollout), the next token runs as usual and is recorded anew. Graphs are
+up to about ten times in a rollout), the next token runs as usual and is recorded anew. Graphs are
 freed at the end of their rollout, since an update makes them stale. On a CPU the same code runs
 without recording, which lets the tests check it.
 """
@@ -20,9 +20,9 @@ from transformers.cache_utils import DynamicLayer
 
 from harness.errors import one_line
 
-MIN_TOKENS = 16  # to record a graph for: recording takes as long as some seven tokens without one
+MIN_TOKENS = 16  # for fewer no graph is recorded: recording costs about seven eager tokens
 MIN_GROWTH = 256  # columns to add to a full cache, at least
-FILLER = 100.0  # in columns to come: a model that sees one by mistake is far off in the check
+FILLER = 100.0  # fills unwritten columns, so that a model that attends to one fails the check
 
 
 class GraphDecodeStep:
@@ -52,7 +52,7 @@ class GraphDecodeStep:
         self.pool = None
         self.layers = []
         for i, layer in enumerate(cache.layers):
-            if isinstance(layer, DynamicLayer) and layer.is_initialized:  # layers for images aren't
+            if isinstance(layer, DynamicLayer) and layer.is_initialized:  # vision layers stay empty
                 cache.layers[i] = StaticCacheLayer(
                     layer, n, self.column_index, self.column, capacity, dtype or layer.keys.dtype
                 )

@@ -63,10 +63,10 @@ def packed_token_states(lm, batch):
 def packed_indices(batch):
     """Return where the tokens of the packed row come from and go to: {name: indices on the CPU}.
 
-    sources        (N,)      of each token in all `prompts` (R, P) and then all `completions` (R, T)
+    sources        (N,) index of each token in the flat `prompts` (R, P), then `completions` (R, T)
     position_ids   (N,)
-    rows, columns            of each completion token in (R, T), row by row
-    predicting               of the token in the packed row that predicts it
+    rows, columns  row and column of each completion token in (R, T), row by row
+    predicting     index in the packed row of the token that predicts it
     keys, query_ends, key_ends    those of `PackedLayout`
     """
     rows, prompt_width = batch["prompts"].shape
