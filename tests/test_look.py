@@ -6,7 +6,7 @@ import re
 import pytest
 
 import look
-from pages import check_contrast, in_browser, in_frames, needs_browser
+from pages import in_browser, in_frames, needs_browser
 
 # What a completion may hold: the end of a script, a comment, text that turns around, half a character.
 TRAPS = [
