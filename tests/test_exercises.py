@@ -8,9 +8,7 @@ import recipes
 import exercises
 from testbed import ROOT, script
 
-SMALL = (
-    "--prompts_per_step 4 --group_size 4 --max_steps 1 --eval_prompts 1 --eval_samples 4 --num_minibatches 1".split()
-)
+SMALL = "--prompts_per_step 4 --group_size 4 --max_steps 1 --eval_prompts 1 --num_minibatches 1".split()
 
 
 def solution(number, old="", new=""):
@@ -44,24 +42,17 @@ def test_a_check_refuses_a_wrong_solution(number, old, new):
 
 
 def test_exercise_4_asks_before_it_tells(monkeypatch, capsys):
-    questions = []
-
     def answer(question):
         assert not capsys.readouterr().out  # the weights are not shown yet
-        questions.append(question)
         return "gspo, dcpo grpo"
 
     monkeypatch.setattr("builtins.input", answer)
     exercises.main(["4"])
     grpo, dr_grpo = capsys.readouterr().out.splitlines()[:2]
-    assert len(questions) == 1
     assert grpo.split() == ["grpo", "short", "0.1000", "long", "0.0100"]
     assert dr_grpo.split() == ["dr_grpo", "short", "0.0078", "long", "0.0078"]
-
-
-def test_a_wrong_guess_in_exercise_4_is_named(monkeypatch):
     monkeypatch.setattr("builtins.input", lambda question: "dapo grpo")
-    with pytest.raises(SystemExit, match="not yet: you named .'dapo', 'grpo'"):
+    with pytest.raises(SystemExit, match="not yet"):
         exercises.main(["4"])
 
 
@@ -87,7 +78,6 @@ def passes(number, folder, monkeypatch, said=""):
         (1, "-0.08", True),
         (1, "-1", True),
         (1, "0.08", False),
-        (1, "0", False),
         (2, "0.55", True),
         (2, "0.7", False),
         (3, "0.725", True),
@@ -102,26 +92,6 @@ def test_a_prediction_is_compared_with_the_run(number, said, is_right, tmp_path,
     assert (found is None) == is_right and (is_right or "not yet" in found)
 
 
-def test_each_of_several_runs_is_checked(tmp_path, monkeypatch):
-    folders = []
-    for name, loss in (("right", 0.5), ("wrong", -0.5)):
-        (tmp_path / name).mkdir()
-        folders.append(folder_of(tmp_path / name, [{"step": 1, "optim/loss": loss}], script=name))
-    monkeypatch.setattr("builtins.input", lambda question: "0.5")
-    with pytest.raises(SystemExit, match="not yet: it is -0.500"):
-        exercises.main(["1", *folders])
-
-
-def test_exercise_4_takes_commas(monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda question: "grpo, gspo, dcpo")
-    exercises.main(["4"])
-
-
-def test_a_loss_of_0_has_no_sign_to_guess(tmp_path, monkeypatch):
-    folder = folder_of(tmp_path, [{"step": 1, "optim/loss": 1e-9}], script="grpo")
-    assert passes(1, folder, monkeypatch, "0") is None and "not yet" in passes(1, folder, monkeypatch, "1")
-
-
 def test_a_run_of_another_exercise_is_refused(tmp_path, monkeypatch):
     folder = folder_of(tmp_path, [{"step": 1, "optim/grad_norm": 0.725}], seed=0, normalize_std=False)
     assert "this is another run" in passes(3, folder, monkeypatch, "0.725")
@@ -132,7 +102,6 @@ def test_a_run_of_another_exercise_is_refused(tmp_path, monkeypatch):
     [
         (0.95, "rm:runs/rm/model", None),
         (0.26, "rm:runs/rm/model", "after 25 steps pass@1 is 0.260"),
-        (0.95, "accuracy", "no reward model"),
     ],
 )
 def test_exercise_8_reads_the_run(after_25, reward, message, tmp_path, monkeypatch):
@@ -152,12 +121,9 @@ def test_the_loss_of_the_first_update(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "NUMBER"),
         (["1"], "name its folder"),
         (["1", "docs"], "not the folder of a run"),
         (["11"], "has no check"),
-        (["5"], "a script: name yours"),
-        (["4", "mine.py"], "no file"),
         (["6", "grpo.py"], "not yet: for one micro-batch"),
     ],
 )
