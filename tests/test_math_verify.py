@@ -71,20 +71,16 @@ def program(tmp_path, body, **options):
 
 @pytest.mark.needs("math_verify")
 @pytest.mark.parametrize("when", ["between", "during"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_a_comparison_of_math_verify_that_was_interrupted_is_made_again(when, number):
+def test_a_comparison_of_math_verify_that_was_killed_is_made_again(when):
     """Its Pool hung at the next call, or scored 0."""
     assert tool.math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
     process = tool.comparing_process(os.getpid())
-    killer = threading.Timer(0.0 if when == "between" else 0.2, os.kill, [process.pid, number])
     if when == "between":
-        os.kill(process.pid, number)
+        process.kill()
         process.wait()
     else:
         os.kill(process.pid, signal.SIGSTOP)  # it is in the middle of a comparison
-        killer.start()
-        if number == signal.SIGTERM:
-            threading.Timer(0.3, os.kill, [process.pid, signal.SIGCONT]).start()
+        threading.Timer(0.2, process.kill).start()
     assert tool.math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
     assert tool.comparing_process(os.getpid()).pid != process.pid
 
