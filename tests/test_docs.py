@@ -135,13 +135,6 @@ NAMES_ELSEWHERE = {"num_generations", "steps_per_generation", "clip_ratio_c", "l
 FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu", "main_process_port", "machine_rank"}
 
 
-def test_no_text_is_read_in_the_encoding_of_the_machine():
-    """On Windows that is not UTF-8. Of a path in a variable, ruff's rule (PLW1514) does not know that it is one."""
-    for folder in ("common", "docs", "lab", "tests", "tools", "vectors"):
-        for path in (ROOT / folder).rglob("*.py"):
-            assert ".read_text" + "()" not in path.read_text(encoding="utf-8"), path
-
-
 def cells_of_speed(ours, stock, trl):
     """The row of docs/results.md that these turns make, without its title; the ratios are taken turn by turn."""
 

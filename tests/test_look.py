@@ -93,10 +93,6 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(run):
         with open(run / name, "a", encoding="utf-8") as file:
             file.write('{"step": 5, "prom')
     assert look.collect(run)["step"] == 4
-    with open(run / "tokens.jsonl", "a", encoding="utf-8") as file:
-        file.write("\n")
-    with pytest.raises(look.PageError, match="tokens.jsonl, line 7, is not JSON"):
-        look.collect(run)
 
 
 def test_a_page_has_a_limit_and_keeps_both_ends():
@@ -169,13 +165,6 @@ parent.postMessage(report, "*");
 </script>"""
 
 
-def test_what_is_no_finite_number_is_left_out_of_the_curves(run):
-    rows = [{"step": step, "reward/mean": x} for step, x in enumerate([0.5, float("nan"), None, "high", 0.75])]
-    write(run, "metrics.jsonl", rows)
-    (panel,) = data_of(look.page(look.collect(run)))["curves"]
-    assert panel["lines"] == [{"name": "training", "points": [[0, 0.5], [4, 0.75]]}]
-
-
 # The text of the page, with the numbers of its second token.
 SHOWN = """
 document.querySelectorAll(".token")[1].click();
@@ -216,15 +205,3 @@ def test_the_page_shows_every_token_and_fits_at_every_width(run, tmp_path):
         assert "a part of a character" in part
         assert frame["rows"] == 1 and frame["folded"] == 600 and frame["unfolded"] == 4000  # two equal rows are one
         assert frame["answers"] == 2 * len(TRAPS) + 2
-
-
-@needs_browser
-@pytest.mark.parametrize(
-    "options, word", [({"script": "grpo"}, "--record_tokens"), ({"script": "dpo", "pairs_per_step": 8}, "pairs")]
-)
-def test_the_page_of_a_run_without_tokens_tells_how_to_get_them(options, word, run, tmp_path):
-    (run / "tokens.jsonl").unlink()
-    (run / "args.json").write_text(json.dumps(options), encoding="utf-8")
-    page = look.page(look.collect(run)).replace("</body>", f"<script>{SHOWN.split(';', 1)[1]}</script></body>")
-    shown = in_browser(tmp_path, "page.html", page)
-    assert word in shown and "One held-out prompt along the run" in shown

@@ -9,7 +9,6 @@ import plot
 
 GROUPS = {"step": 1, "reward/mean": 0.5, "reward/accuracy": 0.25, "completion/length": 17.0, "policy/entropy": 0.2}
 GROUPS |= {"policy/approx_kl": 0.0, "policy/kl_ref": 0.1, "policy/clip_fraction_high": 0.3, "optim/grad_norm": 1.0}
-PAIRS = {"step": 1, "rewards/margin": 0.4, "rewards/accuracy": 0.5, "logps/chosen": -1.0, "logps/rejected": -2.0}
 drawing = pytest.mark.needs("matplotlib")
 
 
@@ -71,13 +70,6 @@ def test_what_moves_is_plotted_and_the_rest_is_named(run, capsys):
     picture = one / "two.png"
     flat = f"Flat: rollout/logprob_gap 2e-07. {again}"
     assert output_of(capsys, one, other, "-o", picture) == (0, f"{picture}: {drawn}, policy/ratio_max. {flat}")
-
-
-def test_runs_of_pairs_and_metrics_of_reward_functions_have_panels():
-    later = {name: value + 1 for name, value in PAIRS.items()} | {"eval/accuracy": 0.5, "logged/lines": 3.0}
-    large, small, notes = plot.choose([plot.Run("dpo", {}, [PAIRS, later])])
-    assert large == ["rewards/accuracy", "eval/accuracy"]
-    assert small == ["rewards/margin", "logps/chosen", "logps/rejected"] and "logged/lines 3" in notes
 
 
 @drawing

@@ -71,17 +71,6 @@ def test_what_drifted_is_named(small, script, old, new, sentence):
     assert found.startswith(sentence)
 
 
-def test_two_scripts_that_differ_from_the_others_may_have_to_be_equal(small, monkeypatch):
-    monkeypatch.setattr(same_text, "ALSO_EQUAL", [("policy_loss", "copy.py", "other.py")])
-    same_text.DIFFERS["other.py"] = {"policy_loss": "the square"}
-    other = COPY.replace('"copy"', '"other"')
-    assert same_text.problems(SOURCES | {"other.py": other}) == []
-    sources = SOURCES | {"other.py": other.replace("ratio**2", "ratio**3")}
-    (found,) = same_text.problems(sources)
-    assert found.startswith("policy_loss differs between other.py and copy.py: ")
-    assert same_text.fixed("copy.py", sources) == {"other.py": other}
-
-
 def test_fix_writes_the_copies_and_leaves_what_differs_and_what_is_your_own(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(same_text, "ROOT", tmp_path)
     new = GRPO.replace("# Above", "def new():\n    pass\n\n\n# Above")

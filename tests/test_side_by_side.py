@@ -83,17 +83,6 @@ def test_the_changes_make_one_script_out_of_the_other(data):
             assert made + a[done:] == b
 
 
-@pytest.mark.parametrize(
-    "old, new, marks",
-    [
-        (["x = 1", "y = f(x, 2)"], ["x = 1", "y = g(x, 2)"], [[[1, 4, 5]], [[1, 4, 5]]]),
-        (["one two"], ["def f(): return 7"], [[], []]),  # the lines as a whole differ
-    ],
-)
-def test_the_words_that_differ_are_marked_in_lines_that_are_nearly_the_same(old, new, marks):
-    assert side_by_side.marks(old, new) == marks
-
-
 def test_a_script_of_ones_own_is_shown_on_a_page_that_loads_nothing():
     """An equation that no table knows is shown as text; no text ends the data."""
     own = side_by_side.collect(SOURCES | {"mine.py": MINE})["scripts"]["mine"]
@@ -188,16 +177,8 @@ OBJECTIVES = {
 ROW_INPUTS = ("logprobs", "old_logprobs", "advantages")
 COMPUTE = """<title></title><script>
 {program}
-const points = {points};
-const found = points.map(([name, token, options]) => globalThis[name](token, options));
-document.title = JSON.stringify(found);
+document.title = JSON.stringify({points}.map(([name, ...inputs]) => globalThis[name](...inputs)));
 </script>"""
-
-
-def objectives(folder, points):
-    """[{"objective", "gradient", "low", "high", "cap"}] of [(function, token, options)], by objectives.js."""
-    program = (side_by_side.PARTS / "objectives.js").read_text(encoding="utf-8")
-    return in_browser(folder, "objectives.html", COMPUTE.format(program=program, points=json.dumps(points)))
 
 
 def tokens(inputs):
@@ -221,7 +202,9 @@ def test_an_objective_to_play_with_is_that_of_the_test_vectors(name, tmp_path):
     case = CASES[name]
     rows = tokens(case["inputs"])
     points = [(OBJECTIVES[name], token, case["options"]) for row in rows for token in row]
-    answers = iter(objectives(tmp_path, points))
+    program = (side_by_side.PARTS / "objectives.js").read_text(encoding="utf-8")
+    page = COMPUTE.format(program=program, points=json.dumps(points))
+    answers = iter(in_browser(tmp_path, "objectives.html", page))
     answer = {"loss": 0.0, "gradient": []}
     for weights in case["worked"]["weights"]:
         gradients = []
@@ -234,33 +217,21 @@ def test_an_objective_to_play_with_is_that_of_the_test_vectors(name, tmp_path):
 
 
 def test_the_sliders_begin_with_the_defaults_of_the_scripts(data):
-    for script, options in (
-        ("grpo", ("clip_low", "clip_high")),
-        ("dapo", ("clip_low", "clip_high")),
-        ("gspo", ("clip_low", "clip_high")),
-        ("dcpo", ("clip_low", "clip_high", "max_ratio")),
-    ):
+    for script in ("grpo", "dapo", "gspo", "dcpo"):
         args = importlib.import_module(script).Args()
+        options = ("clip_low", "clip_high", "max_ratio") if script == "dcpo" else ("clip_low", "clip_high")
         assert data["scripts"][script]["ranges"] == {option: getattr(args, option) for option in options}
 
 
-# Moves each slider of the tab as a hand or a key does, and says what is then wrong.
+# Moves each slider of the tab, and says what is then wrong.
 MOVE = """<script>
 const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
-// The word of the sentence that says why the gradient is 0.
-function reason(ratio) {
-  if (state.advantage === 0) return "The advantage is 0";
-  if (state.advantage > 0) return "is above";
-  return ratio < 1 ? "is below" : "above the cap";
-}
 function check(place) {
   for (const algorithm of ALGORITHMS) {
-    const card = document.querySelector(`.card.${algorithm.id}`);
-    const sentences = card.textContent;
+    const sentences = document.querySelector(`.card.${algorithm.id}`).textContent;
     const { gradient } = at(algorithm);
-    const cause = reason(token()[algorithm.axis.moves]);
-    const says = /learns (nothing|anything) in/.test(sentences) && sentences.includes(cause);
+    const says = /learns (nothing|anything) in/.test(sentences);
     if (says !== (gradient === 0)) errors.push(`${place}: ${algorithm.id} has the gradient ${gradient}`);
   }
 }
@@ -270,7 +241,6 @@ for (const input of document.querySelectorAll("input")) {
     const before = main.innerHTML + JSON.stringify(state);
     input.value = Number(input.min) + part * (input.max - input.min);
     input.dispatchEvent(new Event("input"));
-    input.dispatchEvent(new Event("change"));
     if (main.innerHTML + JSON.stringify(state) === before) errors.push(`${name} moves nothing`);
     const { advantage } = state;
     for (state.advantage of [-1, 0, 1, advantage]) {
@@ -289,22 +259,15 @@ def test_every_slider_moves_the_pictures_and_the_sentences_agree_with_the_gradie
     assert in_browser(tmp_path, "play.html", page.replace("</body>", f"{MOVE}</body>")) == []
 
 
-# Shows each scene of the tab, and says what stands there.
+# Shows each scene of the tab, and keeps its numbers.
 SHOWN = """<script>
-const found = { states: [], errors: [] };
-addEventListener("error", (event) => found.errors.push(event.message));
-function keep() {
-  const algorithms = GROUP_ALGORITHMS.map((algorithm) => {
-    const table = document.querySelector(`.card.${algorithm.id} table`);
-    const texts = [...table.rows].slice(1).map((row) => [...row.cells].slice(1, 4).map((cell) => cell.textContent));
-    return [algorithm.id, { rows: groupRows(algorithm), texts }];
-  });
-  found.states.push({ ...state, algorithms: Object.fromEntries(algorithms) });
-}
+const found = [];
+addEventListener("error", (event) => found.push(event.message));
 for (const [, settings] of [["", ""], ...GROUP_SCENES]) {
   readAddress(settings);
   redraw();
-  keep();
+  const rows = GROUP_ALGORITHMS.map((algorithm) => [algorithm.id, groupRows(algorithm)]);
+  found.push({ ...state, algorithms: Object.fromEntries(rows) });
 }
 document.title = JSON.stringify(found);
 </script>"""
@@ -341,11 +304,8 @@ def expected_rows(state, name):
 def test_the_pushes_of_a_group_are_the_gradients_that_the_test_vectors_compute(tmp_path):
     page = side_by_side.page("grpo", "dapo", SOURCES).replace('"start":"grpo-dapo"', '"start":"group"')
     found = in_browser(tmp_path, "group.html", page.replace("</body>", f"{SHOWN}</body>"))
-    assert found["errors"] == [] and len(found["states"]) == 7
-    for state in found["states"]:
-        for name, card in state["algorithms"].items():
-            rows = [(row["advantage"], row["push"]) for row in card["rows"]]
+    assert len(found) == 7
+    for state in found:
+        for name, shown in state["algorithms"].items():
+            rows = [(row["advantage"], row["push"]) for row in shown]
             assert rows == [pytest.approx(row, rel=1e-9, abs=1e-12) for row in expected_rows(state, name)], name
-            for row, texts in zip(card["rows"], card["texts"], strict=True):
-                shown = [float(text.replace("−", "-")) for text in texts]
-                assert shown == pytest.approx([row["advantage"], row["weight"], row["push"]], rel=5e-3)
