@@ -41,6 +41,7 @@ def run(tmp_path):
     metrics = [{"step": 0, "eval/reward": 0.25}]
     for step in (1, 2, 3, 4):
         metrics.append({"step": step, "reward/mean": step / 4, "completion/length": 3.0, "policy/entropy": 0.1})
+    metrics[-1]["policy/entropy"] = float("nan")  # which JSON does not have
     write(folder, "metrics.jsonl", metrics)
     messages = [{"role": "system", "content": "sum"}, {"role": "user", "content": [{"type": "text", "text": "1+1?"}]}]
     samples = [evaluation_row(step, text, 0.0) for step in (0, 4) for text in (*TRAPS, *TRAPS)]
