@@ -28,16 +28,13 @@ def test_a_check_passes_with_the_solution_alone(number):
     "number, old, new",
     [
         (5, "/ (args.group_size - 1)", "/ args.group_size"),
-        (5, "normalize_std: bool = option(False", "normalize_std: bool = option(True"),
         (6, 'totals["tokens"]', "loss_mask.sum()"),
-        (7, "log_s.exp()", "log_s.exp().detach()"),
         (7, "keepdim=True) / lengths", "keepdim=True)"),
         (7, "clip_low: float = option(3e-4", "clip_low: float = option(0.2"),
-        (7, "num_minibatches: int = option(4", "num_minibatches: int = option(1"),
     ],
 )
 def test_a_check_refuses_a_wrong_solution(number, old, new):
-    with pytest.raises((AssertionError, RuntimeError)):  # a detached ratio has no gradient
+    with pytest.raises(AssertionError):
         exercises.check(number, solution(number, old, new))
 
 
@@ -72,42 +69,19 @@ def passes(number, folder, monkeypatch, said=""):
         return str(ended)
 
 
-@pytest.mark.parametrize(
-    "number, said, is_right",
-    [
-        (1, "-0.08", True),
-        (1, "-1", True),
-        (1, "0.08", False),
-        (2, "0.55", True),
-        (2, "0.7", False),
-        (3, "0.725", True),
-        (3, "1.255", False),
-    ],
-)
-def test_a_prediction_is_compared_with_the_run(number, said, is_right, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number, right, wrong", [(1, "-1", "0.08"), (2, "0.55", "0.7"), (3, "0.725", "1.255")])
+def test_a_prediction_is_compared_with_the_run(number, right, wrong, tmp_path, monkeypatch):
     row = {"step": 1, "optim/loss": -0.081, "advantage/zero_groups": 0.508, "optim/grad_norm": 0.7248}
     options = dict(script="dr_grpo", group_size=2, seed=51, normalize_std=False)
     folder = folder_of(tmp_path, [{"step": 0}, row], **options)
-    found = passes(number, folder, monkeypatch, said)
-    assert (found is None) == is_right and (is_right or "not yet" in found)
+    assert passes(number, folder, monkeypatch, right) is None
+    assert "not yet" in passes(number, folder, monkeypatch, wrong)
 
 
-def test_a_run_of_another_exercise_is_refused(tmp_path, monkeypatch):
-    folder = folder_of(tmp_path, [{"step": 1, "optim/grad_norm": 0.725}], seed=0, normalize_std=False)
-    assert "this is another run" in passes(3, folder, monkeypatch, "0.725")
-
-
-@pytest.mark.parametrize(
-    "after_25, reward, message",
-    [
-        (0.95, "rm:runs/rm/model", None),
-        (0.26, "rm:runs/rm/model", "after 25 steps pass@1 is 0.260"),
-    ],
-)
-def test_exercise_8_reads_the_run(after_25, reward, message, tmp_path, monkeypatch):
-    rows = [{"step": 0}, {"step": 25, "eval/pass@1": after_25}, {"step": 26}, {"step": 50, "eval/pass@1": 0.97}]
-    found = passes(8, folder_of(tmp_path, rows, reward=[reward]), monkeypatch)
-    assert found is None if message is None else message in found
+def test_exercise_8_reads_the_run(tmp_path, monkeypatch):
+    for after_25, message in ((0.95, None), (0.26, "exercise 8: not yet: after 25 steps pass@1 is 0.260")):
+        rows = [{"step": 0}, {"step": 25, "eval/pass@1": after_25}, {"step": 50, "eval/pass@1": 0.97}]
+        assert passes(8, folder_of(tmp_path, rows, reward=["rm:runs/rm/model"]), monkeypatch) == message
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dcpo"])
