@@ -86,21 +86,9 @@ def test_a_comparison_of_math_verify_that_was_killed_is_made_again(when):
 
 
 @pytest.mark.needs("math_verify")
-def test_sigterm_to_the_group_does_not_hang_math_verify(tmp_path):
-    """A scheduler signals the whole group: an idle worker of the Pool died with the lock of its queue."""
-    body = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
-    body += "print(compare('2^{3}'), flush=True)\nsys.stdin.readline()\nprint(compare('2^{3}'), flush=True)\n"
-    run = program(tmp_path, body, stdin=subprocess.PIPE)
-    assert run.stdout.readline() == "1.0\n"
-    os.killpg(run.pid, signal.SIGTERM)
-    assert run.communicate("go on\n", timeout=60)[0] == "1.0\n" and run.returncode == 0
-
-
-@pytest.mark.needs("math_verify")
-@pytest.mark.parametrize("busy", [False, True])
-def test_the_process_of_math_verify_ends_with_the_run(tmp_path, busy):
-    body = "print(process().pid, flush=True)\n"
-    run = program(tmp_path, body + ("compare('10^{10^{10}}')\n" if busy else "time.sleep(600)\n"))
+def test_the_process_of_math_verify_ends_with_the_run(tmp_path):
+    body = "print(process().pid, flush=True)\ncompare('10^{10^{10}}')\n"
+    run = program(tmp_path, body)
     worker = psutil.Process(int(run.stdout.readline()))
     assert os.getpgid(worker.pid) == worker.pid != os.getpgid(run.pid)  # Ctrl-C in a terminal does not reach it
     time.sleep(0.5)

