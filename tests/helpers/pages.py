@@ -1,4 +1,4 @@
-"""Pages in a browser: what a page writes into its title, at several widths."""
+"""Pages in a browser: what a page writes into its title."""
 
 import html
 import json
@@ -11,17 +11,6 @@ import pytest
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(not BROWSER, reason="no Chromium")
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
-# Shows the page in frames of several widths. Each frame posts a report.
-FRAMES = """<body><script>
-const found = [];
-addEventListener("message", ({ data }) => {
-  found.push(data);
-  document.title = JSON.stringify(found);
-});
-for (const width of WIDTHS) {
-  document.write(`<iframe src="page.html" style="width:${width}px;height:900px;border:0"></iframe>`);
-}
-</script></body>"""
 
 
 def in_browser(folder, name, page):
@@ -30,11 +19,3 @@ def in_browser(folder, name, page):
     command = [BROWSER, *FLAGS, f"--user-data-dir={folder}/profile", (folder / name).as_uri()]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", result.stdout, re.DOTALL)[1]))
-
-
-def in_frames(folder, page, check, widths):
-    """The reports that the script `check`, at the end of the page, posts from frames of these widths."""
-    (folder / "page.html").write_text(page.replace("</body>", f"{check}</body>"), encoding="utf-8")
-    found = in_browser(folder, "frames.html", FRAMES.replace("WIDTHS", str(widths)))
-    assert sorted(frame["width"] for frame in found) == widths
-    return found
