@@ -164,14 +164,14 @@ def test_three_options_lower_the_peak(capsys, tmp_path):
 def test_an_option_is_a_tip_only_where_it_is_supported_and_lowers_the_peak():
     def tips(size, job, **options):
         compute = functools.partial(dry_run.estimate, sizes=meta_sizes(MODELS[size]))
-        args = grpo.Args(max_new_tokens=512, **options)
+        args = grpo.Args(**options)
         peak = max(sum(terms.values()) for terms in compute(args, job).values())
         return dict(dry_run.less_memory(args, job, compute, peak))
 
     for strategy in ("single", "DDP", "FSDP2", "ZeRO-3"):
-        found = tips("7B", Job(8, strategy, bf16=True), eval_prompts=32)
+        found = tips("7B", Job(8, strategy, bf16=True), max_new_tokens=64, eval_prompts=32)
         assert ("--lora_rank 16" in found) == (strategy in ("single", "DDP")) and len(found) > 1
-    small = dict(eval_prompts=1, generate_batch_size=8, micro_batch_size=2, kl_coef=0)
+    small = dict(max_new_tokens=512, eval_prompts=1, generate_batch_size=8, micro_batch_size=2, kl_coef=0)
     mixed = "accelerate launch --mixed_precision bf16"
     assert mixed in tips("0.5B", Job(), **small) and mixed not in tips("0.5B", Job(bf16=True), **small)
 

@@ -88,11 +88,11 @@ class Lab:
     def __init__(self, folder):
         self.path = folder / "registered.json"
         self.pack = {}
-        self.register(margin=0.0)
+        self.register()
 
-    def register(self, margin):
+    def register(self, **primary):
         rules = {"metric": "m", "run": "a", "against": "b", "over": "end"}
-        rules |= {"direction": 1, "margin": margin, "same": 0.1}
+        rules |= {"direction": 1, "margin": 0.0, "same": 0.1} | primary
         seeds = [10, 11, 12, 13, 14]
         one = {"name": "one", "primary": rules, "seeds": seeds}
         two = {"name": "two", "primary": rules | {"run": "c"}, "seeds": seeds}
@@ -149,6 +149,15 @@ def test_a_run_that_is_not_what_was_registered_decides_nothing(lab, other):
     lab.write("b", LOW)
     lab.write("a", HIGH[:1], **other)
     assert lab.verdicts() == [registry.OPEN] * 2
+
+
+@statistics
+@pytest.mark.parametrize("primary, verdict", [({"margin": 2.0}, registry.FAILS), ({"same": 5.0}, registry.HOLDS)])
+def test_the_margin_counts_and_a_difference_that_is_seen_comes_first(lab, primary, verdict):
+    lab.register(**primary)
+    lab.write("a", HIGH)
+    lab.write("b", LOW)
+    assert lab.verdicts()[0] == verdict
 
 
 # --- statistics by hand ---
