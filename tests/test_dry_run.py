@@ -169,7 +169,7 @@ def test_an_option_is_a_tip_only_where_it_is_supported_and_lowers_the_peak():
         return dict(dry_run.less_memory(args, job, compute, peak))
 
     for strategy in ("single", "DDP", "FSDP2", "ZeRO-3"):
-        found = tips("7B", Job(8, strategy, bf16=True), max_new_tokens=64, eval_prompts=32)
+        found = tips("7B", Job(2, strategy, bf16=True), max_new_tokens=64, eval_prompts=32)
         assert ("--lora_rank 16" in found) == (strategy in ("single", "DDP")) and len(found) > 1
     small = dict(max_new_tokens=512, eval_prompts=1, generate_batch_size=8, micro_batch_size=2, kl_coef=0)
     mixed = "accelerate launch --mixed_precision bf16"

@@ -56,4 +56,5 @@ def test_fix_writes_the_copies_and_leaves_what_differs_and_what_is_your_own(tmp_
     texts = {script: (tmp_path / script).read_text(encoding="utf-8") for script in sources}
     assert {script for script in texts if "# Of a loss." in texts[script]} == {"grpo.py", "dr_grpo.py", "dapo.py"}
     assert {script for script in texts if "# Of a run." in texts[script]} == {"grpo.py", "dr_grpo.py", "gspo.py"}
+    assert same_text.fixed("dapo.py", SOURCES) == {}  # what dapo.py alone has is copied nowhere
     assert 'Run("gspo"' in texts["gspo.py"] and texts["mine.py"] == SOURCES["grpo.py"]
