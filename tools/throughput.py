@@ -548,7 +548,7 @@ def main(words=None):
         with tempfile.TemporaryDirectory() as folder:
             results, check = compare_all(prepare(name, options, folder), options.against)
         print(f"**{name}**, {options.repetitions} turns, median (range)\n")
-        print(f"{table(results)}\n\nThe gradients of one rollout: {check}\n", flush=True)
+        print(f"{table(results)}\n\nDistance to the gradient of ours: {check}\n", flush=True)
         facts = {"workload": dataclasses.asdict(WORKLOADS[name]), "threads": options.threads}
         everything[name] = facts | {"check": check, **results}
         if options.output:
