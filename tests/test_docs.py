@@ -82,21 +82,12 @@ def test_each_link_of_a_page_leads_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_name_that_links_to_a_file_of_python_stands_in_it(page):
-    wrong = []
-    for name, target in re.findall(r"\[`([\w.]+)`\]\(([\w./]+\.py)\)", page.read_text(encoding="utf-8")):
-        file = page.parent / target
-        if file.exists() and name.split(".")[-1] not in file.read_text(encoding="utf-8"):
-            wrong.append(f"{name} in {target}")
-    assert not wrong
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_test_that_a_page_names_is_there(page):
-    named = re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8"))
-    if named:
-        tests = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/test_*.py"))
-        assert [name for name in named if f"def {name}(" not in tests] == []
+def test_each_name_and_each_test_of_a_page_is_there(page):
+    text = page.read_text(encoding="utf-8")
+    for name, target in re.findall(r"\[`([\w.]+)`\]\(([\w./]+\.py)\)", text):
+        assert name.split(".")[-1] in (page.parent / target).read_text(encoding="utf-8"), f"{name} in {target}"
+    tests = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/test_*.py"))
+    assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == []
 
 
 def options():
@@ -133,13 +124,6 @@ def test_each_option_of_underscores_is_an_option(page):
 NAMES_ELSEWHERE = {"num_generations", "steps_per_generation", "lerning_rate"}
 # Of Accelerate's launcher.
 FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu", "main_process_port", "machine_rank"}
-
-
-def test_no_text_is_read_in_the_encoding_of_the_machine():
-    """On Windows that is not UTF-8. Of a path in a variable, ruff's rule (PLW1514) does not know that it is one."""
-    for folder in ("common", "docs", "lab", "tests", "tools", "vectors"):
-        for path in (ROOT / folder).rglob("*.py"):
-            assert ".read_text" + "()" not in path.read_text(encoding="utf-8"), path
 
 
 def cells_of_speed(ours, stock, trl):

@@ -8,9 +8,7 @@ import recipes
 import exercises
 from testbed import ROOT, script
 
-SMALL = (
-    "--prompts_per_step 4 --group_size 4 --max_steps 1 --eval_prompts 1 --eval_samples 4 --num_minibatches 1".split()
-)
+SMALL = "--prompts_per_step 4 --group_size 4 --max_steps 1 --eval_prompts 1 --num_minibatches 1".split()
 
 
 def solution(number, old="", new=""):
@@ -30,38 +28,28 @@ def test_a_check_passes_with_the_solution_alone(number):
     "number, old, new",
     [
         (5, "/ (args.group_size - 1)", "/ args.group_size"),
-        (5, "normalize_std: bool = option(False", "normalize_std: bool = option(True"),
         (6, 'totals["tokens"]', "loss_mask.sum()"),
-        (7, "log_s.exp()", "log_s.exp().detach()"),
         (7, "keepdim=True) / lengths", "keepdim=True)"),
         (7, "clip_low: float = option(3e-4", "clip_low: float = option(0.2"),
-        (7, "num_minibatches: int = option(4", "num_minibatches: int = option(1"),
     ],
 )
 def test_a_check_refuses_a_wrong_solution(number, old, new):
-    with pytest.raises((AssertionError, RuntimeError)):  # a detached ratio has no gradient
+    with pytest.raises(AssertionError):
         exercises.check(number, solution(number, old, new))
 
 
 def test_exercise_4_asks_before_it_tells(monkeypatch, capsys):
-    questions = []
-
     def answer(question):
         assert not capsys.readouterr().out  # the weights are not shown yet
-        questions.append(question)
         return "gspo, dcpo grpo"
 
     monkeypatch.setattr("builtins.input", answer)
     exercises.main(["4"])
     grpo, dr_grpo = capsys.readouterr().out.splitlines()[:2]
-    assert len(questions) == 1
     assert grpo.split() == ["grpo", "short", "0.1000", "long", "0.0100"]
     assert dr_grpo.split() == ["dr_grpo", "short", "0.0078", "long", "0.0078"]
-
-
-def test_a_wrong_guess_in_exercise_4_is_named(monkeypatch):
     monkeypatch.setattr("builtins.input", lambda question: "dapo grpo")
-    with pytest.raises(SystemExit, match="not yet: you named .'dapo', 'grpo'"):
+    with pytest.raises(SystemExit, match="not yet"):
         exercises.main(["4"])
 
 
@@ -81,64 +69,19 @@ def passes(number, folder, monkeypatch, said=""):
         return str(ended)
 
 
-@pytest.mark.parametrize(
-    "number, said, is_right",
-    [
-        (1, "-0.08", True),
-        (1, "-1", True),
-        (1, "0.08", False),
-        (1, "0", False),
-        (2, "0.55", True),
-        (2, "0.7", False),
-        (3, "0.725", True),
-        (3, "1.255", False),
-    ],
-)
-def test_a_prediction_is_compared_with_the_run(number, said, is_right, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number, right, wrong", [(1, "-1", "0.08"), (2, "0.55", "0.7"), (3, "0.725", "1.255")])
+def test_a_prediction_is_compared_with_the_run(number, right, wrong, tmp_path, monkeypatch):
     row = {"step": 1, "optim/loss": -0.081, "advantage/zero_groups": 0.508, "optim/grad_norm": 0.7248}
     options = dict(script="dr_grpo", group_size=2, seed=51, normalize_std=False)
     folder = folder_of(tmp_path, [{"step": 0}, row], **options)
-    found = passes(number, folder, monkeypatch, said)
-    assert (found is None) == is_right and (is_right or "not yet" in found)
+    assert passes(number, folder, monkeypatch, right) is None
+    assert "not yet" in passes(number, folder, monkeypatch, wrong)
 
 
-def test_each_of_several_runs_is_checked(tmp_path, monkeypatch):
-    folders = []
-    for name, loss in (("right", 0.5), ("wrong", -0.5)):
-        (tmp_path / name).mkdir()
-        folders.append(folder_of(tmp_path / name, [{"step": 1, "optim/loss": loss}], script=name))
-    monkeypatch.setattr("builtins.input", lambda question: "0.5")
-    with pytest.raises(SystemExit, match="not yet: it is -0.500"):
-        exercises.main(["1", *folders])
-
-
-def test_exercise_4_takes_commas(monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda question: "grpo, gspo, dcpo")
-    exercises.main(["4"])
-
-
-def test_a_loss_of_0_has_no_sign_to_guess(tmp_path, monkeypatch):
-    folder = folder_of(tmp_path, [{"step": 1, "optim/loss": 1e-9}], script="grpo")
-    assert passes(1, folder, monkeypatch, "0") is None and "not yet" in passes(1, folder, monkeypatch, "1")
-
-
-def test_a_run_of_another_exercise_is_refused(tmp_path, monkeypatch):
-    folder = folder_of(tmp_path, [{"step": 1, "optim/grad_norm": 0.725}], seed=0, normalize_std=False)
-    assert "this is another run" in passes(3, folder, monkeypatch, "0.725")
-
-
-@pytest.mark.parametrize(
-    "after_25, reward, message",
-    [
-        (0.95, "rm:runs/rm/model", None),
-        (0.26, "rm:runs/rm/model", "after 25 steps pass@1 is 0.260"),
-        (0.95, "accuracy", "no reward model"),
-    ],
-)
-def test_exercise_8_reads_the_run(after_25, reward, message, tmp_path, monkeypatch):
-    rows = [{"step": 0}, {"step": 25, "eval/pass@1": after_25}, {"step": 26}, {"step": 50, "eval/pass@1": 0.97}]
-    found = passes(8, folder_of(tmp_path, rows, reward=[reward]), monkeypatch)
-    assert found is None if message is None else message in found
+def test_exercise_8_reads_the_run(tmp_path, monkeypatch):
+    for after_25, message in ((0.95, None), (0.26, "exercise 8: not yet: after 25 steps pass@1 is 0.260")):
+        rows = [{"step": 0}, {"step": 25, "eval/pass@1": after_25}, {"step": 50, "eval/pass@1": 0.97}]
+        assert passes(8, folder_of(tmp_path, rows, reward=["rm:runs/rm/model"]), monkeypatch) == message
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dcpo"])
@@ -152,12 +95,9 @@ def test_the_loss_of_the_first_update(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "NUMBER"),
         (["1"], "name its folder"),
         (["1", "docs"], "not the folder of a run"),
         (["11"], "has no check"),
-        (["5"], "a script: name yours"),
-        (["4", "mine.py"], "no file"),
         (["6", "grpo.py"], "not yet: for one micro-batch"),
     ],
 )

@@ -99,20 +99,3 @@ def test_no_file_of_common_and_harness_knows_an_algorithm_by_name(module):
     """A script passes whatever it alone needs, so that another algorithm needs no change there."""
     found = [(line, word) for line, word in words_of_code(FILES[module]) if word in ALGORITHMS]
     assert not found
-
-
-def test_the_search_for_names_finds_them(tmp_path):
-    (tmp_path / "file.py").write_text('"""grpo"""\nif run.script == "dapo":\n    x = PPO_LOSS\n', encoding="utf-8")
-    assert [found for found in words_of_code(tmp_path / "file.py") if found[1] in ALGORITHMS] == [
-        (2, "dapo"),
-        (3, "ppo"),
-    ]
-
-
-@pytest.mark.beside("examples", "tools")
-def test_what_runs_imports_no_tools():
-    """But for the hints of the parser, which does without them where they are absent."""
-    theirs = {path.stem for folder in ("tools", "lab") for path in ROOT.glob(f"{folder}/*.py")} | {"tools", "lab"}
-    files = [*PATHS, *ROOT.glob("*.py"), *ROOT.glob("examples/*.py")]
-    found = {path.name for path in files if packages(imported(path)) & theirs}
-    assert found == {"args.py"}

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import math
 import shutil
-import types
 
 import numpy as np
 import pytest
@@ -75,18 +73,13 @@ def test_the_page_of_the_claims_has_what_the_rows_say():
         assert len(rows) == 1, (name, cells)
 
 
-# --- the rules that decide, on made-up runs ---
+# --- which runs count ---
 
 LOW = (0.0, 0.1, 0.0, 0.1, 0.05)
 HIGH = (1.0, 1.1, 1.0, 1.1, 1.05)
-UNCLEAR = (0.05, 0.2, 0.1, 0.2, 0.15)  # p = 0.031 against LOW
 COMMANDS = {"a": "a.py", "b": "b.py", "c": "c.py"}
-REGISTERED = {
-    "closing": "2026-12-31",
-    "statistics": {"level": 0.05, "failed_is_0": ["m"]},
-    "runs": COMMANDS,
-    "options": {},
-}
+STATISTICS = {"level": 0.05, "failed_is_0": ["m"]}
+REGISTERED = {"closing": "2026-12-31", "statistics": STATISTICS, "runs": COMMANDS, "options": {}}
 
 
 class Lab:
@@ -97,15 +90,13 @@ class Lab:
         self.pack = {}
         self.register()
 
-    def register(self, check=None, **primary):
+    def register(self, **primary):
         rules = {"metric": "m", "run": "a", "against": "b", "over": "end"}
         rules |= {"direction": 1, "margin": 0.0, "same": 0.1} | primary
         seeds = [10, 11, 12, 13, 14]
-        one = {"name": "one", "primary": rules, "seeds": seeds, "check": check}
+        one = {"name": "one", "primary": rules, "seeds": seeds}
         two = {"name": "two", "primary": rules | {"run": "c"}, "seeds": seeds}
-        self.write_rules(REGISTERED | {"claims": [one, two]})
-
-    def write_rules(self, content):
+        content = REGISTERED | {"claims": [one, two]}
         self.path.write_text(json.dumps(content), encoding="utf-8")
 
     def write(self, name, ends, **other):
@@ -119,15 +110,12 @@ class Lab:
             last = {"step": 5, "completions": 50, "m": end}
             self.pack[f"{name}-seed{seed}.jsonl"] = [header | other, first, last]
 
-    def registration(self):
-        registration = registry.Registration(self.path, self.path.parent)
-        registration.runs = self.pack
-        return registration
-
     def verdicts(self):
         import decide
 
-        return [decision.verdict for decision in decide.decisions(self.registration()).values()]
+        registration = registry.Registration(self.path, self.path.parent)
+        registration.runs = self.pack
+        return [decision.verdict for decision in decide.decisions(registration).values()]
 
 
 @pytest.fixture
@@ -136,22 +124,14 @@ def lab(tmp_path):
 
 
 @statistics
-def test_incomplete_claims_are_not_decided(lab):
+def test_incomplete_claims_and_those_of_other_rules_are_not_decided(lab):
     lab.write("a", HIGH)
     lab.write("b", LOW[:4])
     assert lab.verdicts() == [registry.OPEN] * 2
     lab.write("b", LOW)
     assert lab.verdicts() == [registry.HOLDS, registry.OPEN]  # claim two still lacks the run c
-
-
-@statistics
-def test_nothing_is_decided_by_rules_that_were_changed_after_a_run(lab):
-    lab.write("a", HIGH)
-    lab.write("b", LOW)
-    lab.register(margin=-1.0)
+    lab.register(margin=-1.0)  # after the runs
     assert lab.verdicts() == [registry.OPEN] * 2
-    lab.register()
-    assert lab.verdicts()[0] == registry.HOLDS
 
 
 @statistics
@@ -159,7 +139,6 @@ def test_nothing_is_decided_by_rules_that_were_changed_after_a_run(lab):
     "other",
     [
         {"command": "python a.py --easier --seed 10"},
-        {"registered": "another"},
         {"clean": False},
         {"started": "2027-01-01T00:00:00+00:00"},
         {"code": "another version"},
@@ -173,92 +152,12 @@ def test_a_run_that_is_not_what_was_registered_decides_nothing(lab, other):
 
 
 @statistics
-def test_what_did_not_take_place_is_not_tested_and_counts_as_if_it_showed_nothing(lab):
-    for least, verdict in ((1.05, registry.HOLDS), (1.06, registry.UNTESTED)):  # the mean of a is 1.05
-        lab.register(check={"metric": "m", "run": "a", "over": "end", "least": least})
-        lab.write("a", HIGH)
-        lab.write("b", LOW)
-        assert lab.verdicts()[0] == verdict
-    lab.write("c", UNCLEAR)  # its p is twice that after Holm, beside an untested claim too
-    assert lab.verdicts() == [registry.UNTESTED, registry.UNSEEN]
-
-
-@statistics
-@pytest.mark.parametrize(
-    ("mine", "primary", "expected"),
-    [
-        (HIGH, {}, registry.HOLDS),
-        (HIGH, {"direction": -1}, registry.FAILS),
-        (HIGH, {"margin": 2.0}, registry.FAILS),
-        (HIGH, {"margin": 1.0, "same": 0.1}, registry.UNSEEN),
-        ((0.01, 0.1, 0.0, 0.1, 0.05), {"same": 0.3}, registry.SAME),
-        (HIGH, {"same": 5.0}, registry.HOLDS),  # a difference that is seen comes first
-        (UNCLEAR, {}, registry.UNSEEN),  # its p is twice that for two claims
-    ],
-)
-def test_the_four_verdicts_and_which_comes_first(lab, mine, primary, expected):
+@pytest.mark.parametrize("primary, verdict", [({"margin": 2.0}, registry.FAILS), ({"same": 5.0}, registry.HOLDS)])
+def test_the_margin_counts_and_a_difference_that_is_seen_comes_first(lab, primary, verdict):
     lab.register(**primary)
-    lab.write("a", mine)
+    lab.write("a", HIGH)
     lab.write("b", LOW)
-    assert lab.verdicts()[0] == expected
-
-
-@pytest.mark.parametrize("over", ["end", "late", 50])
-def test_a_run_whose_loss_was_not_finite_counts_with_0_or_has_no_value(lab, over):
-    lab.write("a", [0.75], failed="loss nan: not finite")
-    registration = lab.registration()
-    assert registration.outcome("a", 10, {"metric": "m", "over": over}) == 0
-    assert math.isnan(registration.outcome("a", 10, {"metric": "n", "over": over}))
-
-
-def test_the_best_of_a_tuning_is_known_once_all_of_it_is_there(lab, monkeypatch):
-    runs = {"s": "grpo.py {hard} --x", "t": "grpo.py {hard} --y"}
-    runs["best"] = {"best_of": ["s", "t"], "task": "{hard-1}"}
-    tuning = {"seeds": [10, 11], "metric": "m", "over": 50}
-    options = {"{hard}": "HERE", "{hard-1}": "THERE"}
-    lab.write_rules(REGISTERED | {"runs": runs, "options": options, "tuning": tuning})
-    monkeypatch.setitem(COMMANDS, "s", "grpo.py HERE --x")
-    monkeypatch.setitem(COMMANDS, "t", "grpo.py HERE --y")
-    lab.write("s", [0.5, 0.5])
-    lab.write("t", [0.2])
-    assert lab.registration().command("best") is None
-    lab.write("t", [0.2, 0.9], clean=False)
-    assert lab.registration().command("best") is None  # of runs that do not count
-    lab.write("t", [0.2, 0.9])
-    assert lab.registration().command("best") == "grpo.py THERE --y"
-    lab.write("t", [0.2, 0.8])
-    assert lab.registration().command("best") == "grpo.py THERE --x"  # a tie: the first
-
-
-@statistics
-def test_base_models_decide_together_or_not_at_all():
-    import lead
-
-    content = {"arms": {"a": "", "b": ""}, "seeds": {"x": [1, 2], "y": [3, 4]}}
-    headers = {}
-
-    def change(**changes):
-        """All runs are there, and then one differs."""
-        for base, seeds in content["seeds"].items():
-            for seed in seeds:
-                for arm in "ab":
-                    header = {"base": f"weights of {base}", "code": "1", "torch": "2"}
-                    headers[f"{arm}-{base}", seed] = header | {"transformers": "5"}
-        headers["b-y", 4].update(changes)
-
-    registration = types.SimpleNamespace(
-        content=content,
-        counts=lambda run, seed: (run, seed) in headers,
-        header=lambda run, seed: headers[run, seed],
-    )
-    change()
-    assert lead.all_count(registration)
-    for changes in ({"base": "others"}, {"code": "2"}, {"torch": "3"}):
-        change(**changes)
-        assert not lead.all_count(registration)
-    change()
-    del headers["b-y", 4]
-    assert not lead.all_count(registration)
+    assert lab.verdicts()[0] == verdict
 
 
 # --- statistics by hand ---

@@ -71,40 +71,24 @@ def program(tmp_path, body, **options):
 
 @pytest.mark.needs("math_verify")
 @pytest.mark.parametrize("when", ["between", "during"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_a_comparison_of_math_verify_that_was_interrupted_is_made_again(when, number):
+def test_a_comparison_of_math_verify_that_was_killed_is_made_again(when):
     """Its Pool hung at the next call, or scored 0."""
     assert tool.math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
     process = tool.comparing_process(os.getpid())
-    killer = threading.Timer(0.0 if when == "between" else 0.2, os.kill, [process.pid, number])
     if when == "between":
-        os.kill(process.pid, number)
+        process.kill()
         process.wait()
     else:
         os.kill(process.pid, signal.SIGSTOP)  # it is in the middle of a comparison
-        killer.start()
-        if number == signal.SIGTERM:
-            threading.Timer(0.3, os.kill, [process.pid, signal.SIGCONT]).start()
+        threading.Timer(0.2, process.kill).start()
     assert tool.math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
     assert tool.comparing_process(os.getpid()).pid != process.pid
 
 
 @pytest.mark.needs("math_verify")
-def test_sigterm_to_the_group_does_not_hang_math_verify(tmp_path):
-    """A scheduler signals the whole group: an idle worker of the Pool died with the lock of its queue."""
-    body = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
-    body += "print(compare('2^{3}'), flush=True)\nsys.stdin.readline()\nprint(compare('2^{3}'), flush=True)\n"
-    run = program(tmp_path, body, stdin=subprocess.PIPE)
-    assert run.stdout.readline() == "1.0\n"
-    os.killpg(run.pid, signal.SIGTERM)
-    assert run.communicate("go on\n", timeout=60)[0] == "1.0\n" and run.returncode == 0
-
-
-@pytest.mark.needs("math_verify")
-@pytest.mark.parametrize("busy", [False, True])
-def test_the_process_of_math_verify_ends_with_the_run(tmp_path, busy):
-    body = "print(process().pid, flush=True)\n"
-    run = program(tmp_path, body + ("compare('10^{10^{10}}')\n" if busy else "time.sleep(600)\n"))
+def test_the_process_of_math_verify_ends_with_the_run(tmp_path):
+    body = "print(process().pid, flush=True)\ncompare('10^{10^{10}}')\n"
+    run = program(tmp_path, body)
     worker = psutil.Process(int(run.stdout.readline()))
     assert os.getpgid(worker.pid) == worker.pid != os.getpgid(run.pid)  # Ctrl-C in a terminal does not reach it
     time.sleep(0.5)

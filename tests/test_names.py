@@ -1,7 +1,6 @@
 """tools/names.py: hints on options of other projects, of earlier versions, and on misspelt ones."""
 
 import ast
-import fnmatch
 import importlib.util
 import inspect
 import pathlib
@@ -33,6 +32,7 @@ def error_of(name, words):
         ("reward_model", "--beta 0.04", "--kl_coef, which this script does not have"),
         ("dpo", "--loss_type ipo", "use --loss;"),
         ("grpo", "--loss_type ipo", "choose the script"),  # a name with two rows, of which one is an option here
+        ("grpo", "--loss_type sapo", "recipes.py sapo"),  # an option with this value
         ("grpo", "--bf16", "--mixed_precision bf16"),
         ("grpo", "actor_rollout_ref.actor.clip_ratio_low=0.2", "use --clip_low"),
         ("ppo", "+algorithm.kl_ctrl.kl_coef=0.1", "use --kl_coef; for a KL in the reward"),
@@ -43,71 +43,18 @@ def error_of(name, words):
             "here it is --dual_clip, an option of a recipe: python examples/recipes.py dual_clip",
         ),
         ("dapo", "--dual_clip 3", "python examples/recipes.py dual_clip"),
-        ("ppo", "--entropy_coeff 0.01", "use --entropy_coef"),
-        ("grpo", "--entropy_coeff 0.01", "python examples/recipes.py entropy_bonus"),
-        ("dr_grpo", "--entropy_coef 0.01", "python examples/recipes.py entropy_bonus"),
-        ("dapo", "--token_mean group", "python examples/recipes.py token_mean"),
-        ("ppo", "--objective penalty", "python examples/recipes.py ppo_penalty"),
-        ("ppo", "--penalty_target 0.01", "python examples/recipes.py ppo_penalty"),
-        ("ppo", "--kl_target 0.01", "python examples/recipes.py ppo_adaptive_kl"),
-        ("ppo", "algorithm.kl_ctrl.target_kl=0.1", "python examples/recipes.py ppo_adaptive_kl"),
-        ("ppo", "--critic_warmup_steps 5", "python examples/recipes.py critic_warmup"),
-        ("ppo", "trainer.critic_warmup=5", "python examples/recipes.py critic_warmup"),
-        ("grpo", "--micro_batch_tokens 4096", "use --micro_batch_size"),
-        ("grpo", "--train_max_tokens_per_gpu 4096", "use --micro_batch_size"),
+        ("grpo", "--micro_batch_tokens 4096", "use --micro_batch_size"),  # of earlier versions
         ("dpo", "--rounds 3", "python examples/recipes.py online_dpo"),
-        ("dpo", "--pair_prompts 64", "python examples/recipes.py online_dpo"),
-        ("dapo", "--overlong_buffer.len 4", "use --overlong_cache"),
-        ("grpo", "--lam 0.95", "--gae_lambda, which this script does not have"),
-        ("ppo", "--lam 0.95", "use --gae_lambda"),
-        ("grpo", "algorithm.adv_estimator=reinforce_plus_plus_baseline", "recipes.py reinforce_pp"),
-        ("grpo", "--adv_estimator rloo", "recipes.py rloo"),  # an option with this value
-        ("grpo", "--loss_type sapo", "recipes.py sapo"),
-        ("grpo", "--sapo_temperature_neg 1.05", "recipes.py sapo"),
-        ("grpo", "--multi_objective_aggregation normalize_then_sum", "recipes.py gdpo"),
-        ("ppo", "--actor.dual_clip 3", "use --dual_clip"),  # OpenRLHF's since 0.11
-        ("ppo", "--algo.advantage.estimator group_norm", "run grpo.py"),
         ("grpo", "algorithm.adv_estimator=gae", "run ppo.py"),
         ("grpo", "--vllm_mode colocate", "one engine"),  # vllm_*
         ("grpo", "--lerning_rate 1e-5", "did you mean --learning_rate?"),
         ("grpo", "--no_normalise_std", "did you mean --no_normalize_std?"),
-        ("ppo", "--value_loss_coef 0.5", "use --value_coef"),
-        ("ppo", "--clip_range 0.2", "--clip_low; the lower bound; --clip_high"),
+        ("grpo", "--num_generation 8", "did you mean --num_generations? use --group_size"),
         ("ppo", "--lr 1e-6", "use --learning_rate"),  # not the critic's, whose key in verl ends so
         ("reward_model", "--temperature 1", "this script does not have it"),  # not that of an evaluation
-        ("dpo", "--kl_coef 0.1", "this script does not have it"),
         ("grpo", "--gae_lambda 1", "this script does not have it; only ppo.py has it"),
-        ("grpo", "--steps_per_generation 4", "steps_per_generation / gradient_accumulation_steps"),
         ("grpo", "--gradient_accumulation_steps 4", "use --prompts_per_step"),
         ("dpo", "--gradient_accumulation_steps 4", "use --pairs_per_step"),
-        ("grpo", "--per_device_eval_batch_size 4", "use --generate_batch_size"),
-        ("grpo", "--importance_sampling_level token", "leave it out"),
-        ("grpo", "--importance_sampling_level sequence", "gspo.py"),
-        ("dpo", "--num_train_epochs 2", "--num_epochs"),
-        ("grpo", "--max_length 2048", "use --max_new_tokens; it limits completions"),
-        ("dapo", "--mask_truncated_completions", "use --overlong; only dapo.py has it, as --overlong filter"),
-        ("grpo", "--lora_target_modules q_proj", "use --lora_targets"),
-        ("grpo", "--max_ckpt_num 1", "use --save_total_limit"),
-        ("grpo", "--reward_model_name_or_path a", "use --reward; a reward model is rm:PATH"),
-        ("ppo", "--reward_model_path a", "use --reward rm:PATH"),  # of earlier versions
-        ("grpo", "--rollout hf", "use --no_fast"),
-        ("grpo", "--dry_run", "tools/dry_run.py"),
-        ("grpo", "--batch_size 8", "use --prompts_per_step; it counts prompts over all"),
-        ("reward_model", "--batch_size 8", "use --pairs_per_step; it counts pairs"),
-        ("grpo", "--use_bias_correction_kl", "use --kl_estimator; True, TRL's default, is k3_weighted"),
-        ("dpo", "--kl_estimator k3", "this script does not have it"),
-        ("grpo", "--tis_imp_ratio_cap 2", "nothing to correct"),
-        ("grpo", "trainer.log_policy_entropy=True", "`policy/entropy` is always logged"),
-        ("grpo", "--lr 1e-6", "use --learning_rate; constant within a rollout"),
-        ("grpo", "algorithm.adv_estimator=grpo", "run grpo.py, dapo.py or gspo.py"),
-        ("grpo", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", "use --micro_batch_size;"),
-        ("grpo", "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "one engine"),
-        ("grpo", "actor_rollout_ref.ref.fsdp_config.param_offload=True", "FSDP offloads nothing here"),
-        ("dapo", "algorithm.filter_groups.enable=True", "dapo.py always filters groups"),
-        ("ppo", "--ref_pretrain a", "the model that the run starts from"),
-        ("dpo", "--truncation_mode keep_end", "pairs longer than --max_length tokens are dropped"),
-        ("grpo", "--use_cpu", "accelerate launch --cpu"),
-        ("grpo", "--num_generation 8", "did you mean --num_generations? use --group_size"),
     ],
 )
 def test_an_unknown_option_gets_a_hint(name, words, here):
@@ -124,31 +71,17 @@ def test_an_unknown_or_ambiguous_name_gets_no_hint(name):
 def test_many_options_of_trl_lead_to_the_page(tmp_path):
     (tmp_path / "trl.yaml").write_text("num_generations: 8\nbeta: 0\nepsilon: 0.2\nuse_vllm: true\n", encoding="utf-8")
     lines = error_of("grpo", f"--config {tmp_path / 'trl.yaml'}").splitlines()
-    assert [line.partition(";")[2] for line in lines[1:3]] == [
-        " use --kl_coef; with 0 no reference model is loaded",
-        " use --clip_low; the lower bound; --clip_high is the upper one",
-    ]
     assert len(lines) == 5 and lines[-1].startswith('docs/run.md, "Coming from TRL"')
 
 
-def test_each_unknown_option_has_a_line():
-    first, *others = error_of("grpo", "--num_generations 8 --max_steps 2 --frobnicate adv_estimator=gae").splitlines()
+def test_each_unknown_option_has_a_line_and_what_follows_it_is_its_value():
+    first, *others = error_of(
+        "grpo", "--num_generations 8 --max_steps 2 --frobnicate -1 adv_estimator=gae"
+    ).splitlines()
     assert first == "unknown option --num_generations; use --group_size"
     assert [line.partition(";")[0] for line in others] == [
         "unknown option --frobnicate",
         "unknown option adv_estimator=gae",
-    ]
-
-
-def test_what_follows_an_unknown_option_is_its_value_unless_it_is_an_option():
-    words = ["--a_a", "-1", "--b_b=2", "3", "actor.c_c=4", "--d-d", "e.f_f=5"]
-    assert names.options(words) == [
-        ("--a_a", "a_a", "-1"),
-        ("--b_b=2", "b_b", "2"),
-        ("3", "3", ""),
-        ("actor.c_c=4", "actor.c_c", "4"),
-        ("--d-d", "d_d", ""),
-        ("e.f_f=5", "e.f_f", "5"),
     ]
 
 
@@ -205,13 +138,6 @@ def test_the_table_for_users_of_trl_names_what_exists():
     assert recipes_named(section) <= recipes
 
 
-def test_a_known_option_is_never_looked_up():
-    """An option of every script may be the name of no row: its row would be dead."""
-    common = set.intersection(*map(options_of, [*SCRIPTS, "dpo", "reward_model"]))
-    assert not common & {key for row in names.ROWS for key in names.foreign_names(row)}
-    assert not options_of(*SCRIPTS, "dpo", "reward_model") & names.BEFORE.keys()
-
-
 @pytest.mark.needs("trl")
 @pytest.mark.parametrize(
     "config, scripts", [("grpo", SCRIPTS), ("dpo", ["dpo"]), ("reward", ["reward_model"]), ("model", ["grpo"])]
@@ -227,19 +153,3 @@ def test_every_field_of_a_configuration_of_trl_has_an_answer(config, scripts):
                 declared |= {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
     assert len(declared) > 100
     assert [name for name in sorted(declared - options_of(*scripts)) if not names.find_rows(name)] == []
-
-
-@pytest.mark.needs("trl")
-def test_the_names_of_trl_are_those_of_its_configurations():
-    (folder,) = map(pathlib.Path, importlib.util.find_spec("trl").submodule_search_locations)
-    files = [*folder.glob("trainer/*_config.py"), folder / "scripts/utils.py", folder / "scripts/grpo.py"]
-    files.append(pathlib.Path(inspect.getfile(TrainingArguments)))
-    known = re.findall(r"^    (\w+): ", "\n".join(path.read_text(encoding="utf-8") for path in files), re.MULTILINE)
-    given = {key.partition("=")[0] for row in names.ROWS for key in row[1].split()}
-    gone = {"max_prompt_length", "warmup_ratio", "rpo_alpha"}  # of versions before
-    gone |= {"num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "total_episodes", "cliprange"}
-    gone |= {"cliprange_value", "lam", "vf_coef", "init_kl_coef", "response_length", "sft_model_path"}  # of its PPO
-    gone |= {"value_loss_coef", "batch_size", "lr", "max_seq_length"}  # of posts, and of its first PPO
-    gone |= {"torch_dtype", "ent_coef", "lora_bias"}
-    gone |= {"clip_range", "clip_range_vf", "clip_coef", "clip_eps", "vf_clip_param"}  # of other projects
-    assert {key for key in given if not fnmatch.filter(known, key)} == gone

@@ -1,15 +1,14 @@
 """`pytest -m pages`: every command in a ```bash block of a page runs.
 
 A page's commands run in their order in one copy of the project, made small by options behind them. A command that
-needs a network, a GPU or another machine is listed in NOT_RUN with its reason; of a script's command the options are
-then still parsed. A renamed option, file or flag is red here.
+needs a network, a GPU or another machine is listed in NOT_RUN with its reason; test_docs.py looks at its options. A
+renamed option, file or flag is red here.
 """
 
 import importlib.util
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -77,18 +76,6 @@ def takes_steps(name):
     return name == "mine" or any((folder / f"{name}.py").exists() for folder in folders)
 
 
-def parse(command):
-    """Parse the options of a script's command that is not run, as the script would."""
-    words = shlex.split(re.sub(r" [|>&].*| \.\.\.$", "", command))
-    place = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
-    name = pathlib.Path(words[place]).stem if place is not None else ""
-    if words[0] not in ("python", "accelerate") or not (ROOT / f"{name}.py").exists():
-        return
-    program = f"import sys, {name}; {name}.parse_args({name}.Args, sys.argv[1:])"
-    result = execute([sys.executable, "-c", program, *words[place + 1 :]], ROOT)
-    assert result.returncode == 0, f"{command}\n{result.stderr[-2000:]}"
-
-
 def execute(command, folder):
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "BROWSER": "true"}
     environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{environment['PATH']}"
@@ -109,7 +96,6 @@ def test_every_command_of_a_page_runs(page, tmp_path):
     for command in commands(page):
         lacks = [pattern for pattern, package in PACKAGES.items() if not importlib.util.find_spec(package)]
         if any(re.search(pattern, command) for pattern in [*NOT_RUN, *lacks]):
-            parse(command)
             continue
         result = execute(["bash", "-c", small(command)], folder)
         allowed = (0, 1) if command.startswith("diff") else (0,)

@@ -1,7 +1,4 @@
-"""The page of tools/side_by_side.py: its lines are those of the scripts, its changes are right, and it can be read.
-
-The tabs "One token" and "One group" compute what vectors/ says, and their sentences agree with their gradients.
-"""
+"""The page of tools/side_by_side.py: its lines are those of the scripts, and its tabs compute what vectors/ says."""
 
 import importlib
 import itertools
@@ -16,7 +13,7 @@ import pytest
 
 import same_text
 import side_by_side
-from pages import check_contrast, in_browser, in_frames, needs_browser
+from pages import in_browser, needs_browser
 from vectors import check
 from vectors.generate import advantages, policy
 
@@ -86,60 +83,27 @@ def test_the_changes_make_one_script_out_of_the_other(data):
             assert made + a[done:] == b
 
 
-@pytest.mark.parametrize(
-    "old, new, marks",
-    [
-        (["a = total / rows"], ["a = total / tokens"], [[[0, 12, 16]], [[0, 12, 18]]]),
-        (["x = 1", "y = f(x, 2)"], ["x = 1", "y = g(x, 2)"], [[[1, 4, 5]], [[1, 4, 5]]]),
-        (["return a * (c - d)"], ["return a * (c - d) + b * c"], [[], [[0, 19, 26]]]),
-        (["a  = b"], ["a = b"], [[], []]),  # only spaces differ
-        (["one two"], ["def f(): return 7"], [[], []]),  # the lines as a whole differ
-        (["x = f(a, b)"], ["if new:", "    x = f(a, c)"], [[[0, 9, 10]], [[1, 13, 14]]]),
-    ],
-)
-def test_the_words_that_differ_are_marked_in_lines_that_are_nearly_the_same(old, new, marks):
-    assert side_by_side.marks(old, new) == marks
-
-
-def test_an_equation_that_is_not_known_is_shown_as_it_stands():
-    """Also in a script that no table knows, whose options are written otherwise."""
+def test_a_script_of_ones_own_is_shown_on_a_page_that_loads_nothing():
+    """An equation that no table knows is shown as text; no text ends the data."""
     own = side_by_side.collect(SOURCES | {"mine.py": MINE})["scripts"]["mine"]
     assert own["equations"]["policy_loss"] == [["J = E[ &lt; x ]", "Eq. 1"]]
-    ((known,),) = own["equations"][""]  # it has no compute_advantages
-    assert known.strip().startswith("<math") and list(own["equations"]) == ["policy_loss", ""]
-    assert own["places"]["Args"]["numbers"] == [13, 14, 15]
-
-
-def test_a_default_that_is_no_number_begins_no_slider():
-    """A script of one's own may name a constant there, or have no such options at all."""
-    fields = "clip_low: float = option(LOW)", "clip_high: float = option(0.3, 'upper')", "max_ratio: float"
-    assert side_by_side.ranges("class Args:\n    " + "\n    ".join(fields)) == {"clip_high": 0.3}
-    assert side_by_side.ranges("x = 1") == {}
+    assert own["places"]["Args"]["numbers"] == [13, 14, 15] and own["ranges"] == {}
+    page = side_by_side.page("grpo", "mine", SOURCES | {"mine.py": MINE})
+    assert page.count("<script") == page.count("</script>") == 2 and "/*" not in page.partition("<style>")[0]
+    for part in ("page.html", "style.css", "objectives.js", "groups.js", "play.js", "group.js", "page.js"):
+        source = (side_by_side.PARTS / part).read_text(encoding="utf-8")
+        assert not re.search(r"""\bsrc=|@import|url\(|fetch\(|XMLHttp|\bimport\(|(?:href|=) *["']?https?:""", source)
 
 
 def test_each_equation_of_a_docstring_is_known_and_stands_at_a_function(data):
     """A row of the table that no script has is of an earlier docstring."""
     known = tomllib.loads((side_by_side.PARTS / "equations.toml").read_text(encoding="utf-8"))
     shown = [row for own in data["scripts"].values() for rows in own["equations"].values() for row in rows]
-    raw = [text for text, *_ in shown if not text.strip().startswith("<math")]
-    assert raw == [] and {text for text, *_ in shown} == set(known["mathml"].values())
+    assert {text for text, *_ in shown} == set(known["mathml"].values())
     assert not any("" in own["equations"] for own in data["scripts"].values())
-    assert ["Eq. 3"] in [number for _, *number in data["scripts"]["grpo"]["equations"]["policy_loss"]]
-
-
-def test_an_equation_is_mathml_in_pieces():
-    known = tomllib.loads((side_by_side.PARTS / "equations.toml").read_text(encoding="utf-8"))
-    for text, pieces in (known["mathml"] | known["play"]).items():
+    for pieces in (known["mathml"] | known["play"]).values():
         root = xml.etree.ElementTree.fromstring(f"<all>{pieces}</all>")
-        assert {piece.tag for piece in root} == {"math"}, text
-
-
-def test_the_page_is_one_file_that_loads_nothing(tmp_path):
-    page = side_by_side.page("grpo", "mine", SOURCES | {"mine.py": MINE})
-    assert page.count("<script") == page.count("</script>") == 2 and "/*" not in page.partition("<style>")[0]
-    for part in ("page.html", "style.css", "objectives.js", "groups.js", "play.js", "group.js", "page.js"):
-        source = (side_by_side.PARTS / part).read_text(encoding="utf-8")
-        assert not re.search(r"""\bsrc=|@import|url\(|fetch\(|XMLHttp|\bimport\(|(?:href|=) *["']?https?:""", source)
+        assert {piece.tag for piece in root} == {"math"}
 
 
 def test_the_command_writes_a_file_or_opens_the_browser(tmp_path, monkeypatch, capsys):
@@ -148,63 +112,23 @@ def test_the_command_writes_a_file_or_opens_the_browser(tmp_path, monkeypatch, c
     side_by_side.main(["grpo.py", "dapo", "--output", str(tmp_path / "page.html")])
     assert opened == [] and '"start":"grpo-dapo"' in (tmp_path / "page.html").read_text(encoding="utf-8")
     monkeypatch.setattr(side_by_side.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
-    side_by_side.main(["ppo", "gspo"])
-    assert opened == [(tmp_path / "side_by_side.html").as_uri()]
     side_by_side.main(["--play"])
+    assert opened == [(tmp_path / "side_by_side.html").as_uri()]
     assert '"pair":"grpo-dapo","start":"play"' in (tmp_path / "side_by_side.html").read_text(encoding="utf-8")
-    capsys.readouterr()
-    for words, sentence in (
-        (["grpo"], "name two scripts"),
-        (["grpo", "gppo"], "no script gppo.py"),
-        (["grpo", "grpo"], "two different scripts"),
-    ):
-        with pytest.raises(SystemExit):
-            side_by_side.main(words)
-        assert sentence in capsys.readouterr().err
-
-
-def test_a_function_that_reads_another_default_says_so(data):
-    """Of dr_grpo.py compute_advantages is the text of grpo.py, and divides by no deviation."""
-    assert data["scripts"]["dr_grpo"]["defaults"]["normalize_std"] == "False"
-    assert data["scripts"]["grpo"]["defaults"]["eval_top_p"] == "1.0"  # of harness/args.py
-    grpo, dr_grpo = (data["scripts"][name]["places"]["compute_advantages"]["text"] for name in ("grpo", "dr_grpo"))
-    assert grpo == dr_grpo and data["reads"][grpo] == ["group_size", "normalize_std", "std_eps"]
-
-
-@needs_browser
-def test_the_page_shows_the_third_state(tmp_path):
-    heads = "[...document.querySelectorAll('section .head')].map((head) => head.textContent)"
-    script = f"<script>document.title = JSON.stringify({heads})</script>"
-    page = side_by_side.page("grpo", "dr_grpo", same_text.found())
-    shown = in_browser(tmp_path, "page.html", page.replace("</body>", f"{script}</body>"))
-    assert shown[0].startswith("Args in all scripts") and "normalize_std True → False" in shown[0]
-    advantages = "compute_advantages in all scriptssame code, other default: normalize_std True → False"
-    assert advantages in shown and "rollout in all scriptsidentical" in shown
+    with pytest.raises(SystemExit):
+        side_by_side.main(["grpo", "gppo"])
+    assert "gppo.py" in capsys.readouterr().err
 
 
 def test_the_comparison_as_text(monkeypatch, capsys):
-    """It needs nothing but requirements.txt."""
+    """It needs nothing but requirements.txt. test_docs.py has the one of grpo and dr_grpo, line by line."""
     monkeypatch.setitem(sys.modules, "pygments", None)
     side_by_side.main(["grpo", "dr_grpo", "--text"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == ["== Args", "-    num_minibatches: int = option(1)", "+    num_minibatches: int = option(4)"]
     assert "== compute_advantages: same code, another default: normalize_std True -> False" in lines
-    weights = lines.index("== token_weights")
-    assert lines[weights + 1] == " def token_weights(loss_mask, totals, args):"
-    assert lines[-1] == "== identical: rollout, add_old_and_ref_logprobs, main, imports"
-    assert not any("@@" in line or line != line.rstrip() for line in lines)
     side_by_side.main(["ppo", "dapo", "--text"])
     lines = capsys.readouterr().out.splitlines()
     assert "== gae: only in ppo.py" in lines and "== overlong_penalty: only in dapo.py" in lines
-
-
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_every_colour_can_be_read_on_what_may_lie_behind_it(theme):
-    behind = ("paper", "gone", "come", "gone-word", "come-word", "why")
-    places = {name: behind for name in ("text", "keyword", "string", "number", "function", "comment")}
-    places |= {"dim": ("paper", "panel", "gone", "come"), "link": ("paper", "panel"), "paper": ("link",)}
-    places |= {name: ("paper", "panel") for name in ("grpo", "dapo", "dcpo", "sapo", "dual", "gspo")}
-    check_contrast(side_by_side.PARTS / "style.css", theme, places)
 
 
 # Opens each view, and says what is wrong with it.
@@ -215,39 +139,26 @@ const codeStates = scripts.filter((name) => name !== "grpo").map((name) => `grpo
 codeStates.push("dpo-ppo", ...functions.filter((name) => equations(scripts, name).length).map((name) => `all/${name}`));
 const states = [...codeStates, "play", ...SCENES.map(([, settings]) => `play/${settings}`)];
 states.push("group", ...GROUP_SCENES.map(([, settings]) => `group/${settings}`));
-const page = document.documentElement;
 for (const state of states) {
   history.replaceState(null, "", `#${state}`);
   show();
-  const say = (text) => errors.push(`#${state} at ${innerWidth}: ${text}`);
-  if (page.scrollWidth > innerWidth) say("the page is wider than the window");
-  if (document.getElementById(state)) say("the browser scrolls to an element of this name");
-  for (const line of document.querySelectorAll(".equations p")) {
-    const end = line.getBoundingClientRect().right + 1;
-    const pieces = [...line.querySelectorAll("math, .dim")];
-    if (pieces.some((piece) => piece.getBoundingClientRect().right > end)) say(`it cuts ${line.textContent}`);
-  }
-  const docstrings = [...document.querySelectorAll("pre")].map((pre) => pre.textContent);
-  if (docstrings.some((text) => /^\\S.*\\n\\S/m.test(text))) say("a paragraph keeps the lines of its file");
+  const say = (text) => errors.push(`#${state}: ${text}`);
   const isCode = codeStates.includes(state);
   if (isCode && !document.querySelector(".side .line")) say("no code");
   if (state === "grpo-dr_grpo") {
     if (!main.textContent.includes("same code, other default: normalize_std True → False")) say("no default");
-    if (!main.textContent.includes("≈ compute_advantages")) say("no third sign");
-    if (document.querySelector("section .head h2").textContent.split(" ")[0] !== "Args") say("Args is not the first");
   }
   if (!isCode && /NaN|undefined|Infinity/.test(main.innerHTML)) say("a number is missing");
 }
-parent.postMessage({ width: innerWidth, states: states.length, errors }, "*");
+document.title = JSON.stringify({ states: states.length, errors });
 </script>"""
 
 
 @needs_browser
-def test_the_views_fit_at_every_width(tmp_path):
-    page = side_by_side.page("grpo", "dapo", SOURCES)
-    found = in_frames(tmp_path, page, CHECK, [390, 1280, 1920])
-    for frame in found:
-        assert frame["errors"] == [] and frame["states"] > 20
+def test_every_view_has_its_code_and_its_numbers(tmp_path):
+    page = side_by_side.page("grpo", "dapo", SOURCES).replace("</body>", f"{CHECK}</body>")
+    found = in_browser(tmp_path, "page.html", page)
+    assert found["errors"] == [] and found["states"] > 20
 
 
 # The cases of vectors/ whose objective a function of objectives.js computes, token by token.
@@ -263,16 +174,8 @@ OBJECTIVES = {
 ROW_INPUTS = ("logprobs", "old_logprobs", "advantages")
 COMPUTE = """<title></title><script>
 {program}
-const points = {points};
-const found = points.map(([name, token, options]) => globalThis[name](token, options));
-document.title = JSON.stringify(found);
+document.title = JSON.stringify({points}.map(([name, ...inputs]) => globalThis[name](...inputs)));
 </script>"""
-
-
-def objectives(folder, points):
-    """[{"objective", "gradient", "low", "high", "cap"}] of [(function, token, options)], by objectives.js."""
-    program = (side_by_side.PARTS / "objectives.js").read_text(encoding="utf-8")
-    return in_browser(folder, "objectives.html", COMPUTE.format(program=program, points=json.dumps(points)))
 
 
 def tokens(inputs):
@@ -296,7 +199,9 @@ def test_an_objective_to_play_with_is_that_of_the_test_vectors(name, tmp_path):
     case = CASES[name]
     rows = tokens(case["inputs"])
     points = [(OBJECTIVES[name], token, case["options"]) for row in rows for token in row]
-    answers = iter(objectives(tmp_path, points))
+    program = (side_by_side.PARTS / "objectives.js").read_text(encoding="utf-8")
+    page = COMPUTE.format(program=program, points=json.dumps(points))
+    answers = iter(in_browser(tmp_path, "objectives.html", page))
     answer = {"loss": 0.0, "gradient": []}
     for weights in case["worked"]["weights"]:
         gradients = []
@@ -308,179 +213,59 @@ def test_an_objective_to_play_with_is_that_of_the_test_vectors(name, tmp_path):
     assert check.compare(case, answer)[0] == check.SAME
 
 
-@needs_browser
-def test_the_bounds_that_move_with_the_old_probability_are_those_of_the_test_vectors(tmp_path):
-    case = CASES["policy/dcpo-bounds"]
-    points = [
-        ("dcpo", {"old": math.exp(logprob), "ratio": 1, "advantage": 1}, case["options"])
-        for logprob in case["inputs"]["old_logprobs"]
-    ]
-    found = objectives(tmp_path, points)
-    answer = {bound: [bounds[bound] for bounds in found] for bound in ("low", "high")}
-    assert check.compare(case, answer)[0] == check.SAME
-
-
 def test_the_sliders_begin_with_the_defaults_of_the_scripts(data):
-    for script, options in (
-        ("grpo", ("clip_low", "clip_high")),
-        ("dapo", ("clip_low", "clip_high")),
-        ("gspo", ("clip_low", "clip_high")),
-        ("dcpo", ("clip_low", "clip_high", "max_ratio")),
-    ):
+    for script in ("grpo", "dapo", "gspo", "dcpo"):
         args = importlib.import_module(script).Args()
+        options = ("clip_low", "clip_high", "max_ratio") if script == "dcpo" else ("clip_low", "clip_high")
         assert data["scripts"][script]["ranges"] == {option: getattr(args, option) for option in options}
 
 
-# Moves each slider of the tab as a hand or a key does, and says what is then wrong.
+# Moves each slider of the tab, and says what is then wrong.
 MOVE = """<script>
 const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
-// The word of the sentence that says why the gradient is 0.
-function reason(ratio) {
-  if (state.advantage === 0) return "The advantage is 0";
-  if (state.advantage > 0) return "is above";
-  return ratio < 1 ? "is below" : "above the cap";
-}
 function check(place) {
-  if (state.old * token().ratio > 1.001) errors.push(`${place}: a probability above 1`);
   for (const algorithm of ALGORITHMS) {
-    const card = document.querySelector(`.card.${algorithm.id}`);
-    const sentences = card.textContent;
+    const sentences = document.querySelector(`.card.${algorithm.id}`).textContent;
     const { gradient } = at(algorithm);
-    const cause = reason(token()[algorithm.axis.moves]);
-    const says = /learns (nothing|anything) in/.test(sentences) && sentences.includes(cause);
-    const hollow = card.querySelectorAll("circle.silent").length;
-    const isRight = says === (gradient === 0) && hollow === (gradient === 0 ? 2 : 0);
-    if (!isRight) errors.push(`${place}: ${algorithm.id} has the gradient ${gradient}`);
-    const stopsAt = document.querySelector(`th.${algorithm.id}`)?.nextElementSibling.textContent;
-    if (sentences.includes("Nothing clips") && stopsAt !== "never") errors.push(`${place}: stops at ${stopsAt}`);
+    const says = /learns (nothing|anything) in/.test(sentences);
+    if (says !== (gradient === 0)) errors.push(`${place}: ${algorithm.id} has the gradient ${gradient}`);
   }
 }
-let moves = 0;
 for (const input of document.querySelectorAll("input")) {
   const name = input.parentElement.textContent;
   for (const part of [0, 1, 0.6, 0.3]) {
     const before = main.innerHTML + JSON.stringify(state);
     input.value = Number(input.min) + part * (input.max - input.min);
     input.dispatchEvent(new Event("input"));
-    input.dispatchEvent(new Event("change"));
     if (main.innerHTML + JSON.stringify(state) === before) errors.push(`${name} moves nothing`);
     const { advantage } = state;
     for (state.advantage of [-1, 0, 1, advantage]) {
       redraw();
       check(`${name}, A = ${state.advantage}`);
-      moves += 1;
     }
   }
 }
-const kept = JSON.stringify(state);
-const { hash } = location;
-readAddress("");
-if (JSON.stringify(state) === kept) errors.push("the start is the end");
-readAddress(hash.slice("#play/".length));
-for (const [key, value] of Object.entries(JSON.parse(kept))) {
-  if (Math.abs(state[key] / value - 1) > 1e-4) errors.push(`the address loses ${key}`);
-}
-readAddress("old=7&dapo.clip_high=x&nonsense=1");
-if (state.old !== 0.99 || state["dapo.clip_high"] !== startState()["dapo.clip_high"]) errors.push("a wrong address");
-document.title = JSON.stringify({ moves, errors });
+document.title = JSON.stringify(errors);
 </script>"""
 
 
 @needs_browser
 def test_every_slider_moves_the_pictures_and_the_sentences_agree_with_the_gradients(tmp_path):
     page = side_by_side.page("grpo", "dapo", SOURCES, play=True)
-    found = in_browser(tmp_path, "play.html", page.replace("</body>", f"{MOVE}</body>"))
-    assert found["errors"] == []
-    assert found["moves"] > 200
+    assert in_browser(tmp_path, "play.html", page.replace("</body>", f"{MOVE}</body>")) == []
 
 
-GROUP = """<title></title><script>
-{program}
-document.title = JSON.stringify({calls}.map(([name, ...inputs]) => globalThis[name](...inputs)));
-</script>"""
-
-
-def groups(folder, calls):
-    """The answers of groups.js to [(function, input, options)]."""
-    program = (side_by_side.PARTS / "groups.js").read_text(encoding="utf-8")
-    return in_browser(folder, "groups.html", GROUP.format(program=program, calls=json.dumps(calls)))
-
-
-@needs_browser
-def test_the_advantages_of_a_group_are_those_of_the_test_vectors(tmp_path):
-    """Of each case of one group whose baseline is the mean, and of DCPO's visits."""
-    known = [
-        case
-        for case in CASES.values()
-        if case["operation"] == "group_advantages"
-        and case["options"]["baseline"] == "group_mean"
-        and case["options"]["deviation"] in ("none", "group")
-        and "null" not in json.dumps(case["inputs"])
-    ]
-    calls = [("groupAdvantages", rewards, case["options"]) for case in known for rewards in case["inputs"]["rewards"]]
-    answers = iter(groups(tmp_path, calls))
-    assert len(known) > 6
-    for case in known:
-        answer = {"advantages": [next(answers) for _ in case["inputs"]["rewards"]]}
-        assert check.compare(case, answer)[0] == check.SAME, case["id"]
-
-
-@needs_browser
-def test_the_advantages_by_earlier_visits_are_those_of_the_test_vectors(tmp_path):
-    case = CASES["advantages/dcpo-visits"]
-    means, variances = case["expected"]["means"], case["expected"]["variances"]
-    histories = [
-        {"visits": visits, "mean": mean, "variance": variance}
-        for visits, (mean, variance) in enumerate(zip([0, *means], [0, *variances], strict=True))
-    ]
-    calls = [("smoothedAdvantages", *pair) for pair in zip(case["inputs"]["visits"], histories, strict=False)]
-    found = groups(tmp_path, calls)
-    answer = {"advantages": [each["advantages"] for each in found]}
-    answer["means"] = [each["history"]["mean"] for each in found]
-    answer["variances"] = [each["history"]["variance"] for each in found]
-    assert check.compare(case, answer)[0] == check.SAME
-
-
-@needs_browser
-def test_the_weights_of_tokens_are_those_of_the_test_vectors(tmp_path):
-    names = ("policy/grpo", "policy/dr-grpo", "policy/dapo", "policy/gspo", "policy/dcpo")
-    lengths = [len(row) for row in CASES["policy/grpo"]["inputs"]["old_logprobs"]]
-    calls = [("tokenWeights", lengths, CASES[name]["options"] | {"prompts": 2}) for name in names]
-    for name, weights in zip(names, groups(tmp_path, calls), strict=True):
-        worked = [row[0] for row in CASES[name]["worked"]["weights"]]
-        assert weights == pytest.approx(worked, rel=1e-12), name
-
-
-# Shows each scene of the tab, and then moves each slider; says what stands there.
+# Shows each scene of the tab, and keeps its numbers.
 SHOWN = """<script>
-const found = { states: [], errors: [] };
-addEventListener("error", (event) => found.errors.push(event.message));
-function keep() {
-  const algorithms = GROUP_ALGORITHMS.map((algorithm) => {
-    const table = document.querySelector(`.card.${algorithm.id} table`);
-    const texts = [...table.rows].slice(1).map((row) => [...row.cells].slice(1, 4).map((cell) => cell.textContent));
-    return [algorithm.id, { rows: groupRows(algorithm), texts }];
-  });
-  found.states.push({ ...state, algorithms: Object.fromEntries(algorithms) });
-}
+const found = [];
+addEventListener("error", (event) => found.push(event.message));
 for (const [, settings] of [["", ""], ...GROUP_SCENES]) {
   readAddress(settings);
   redraw();
-  keep();
+  const rows = GROUP_ALGORITHMS.map((algorithm) => [algorithm.id, groupRows(algorithm)]);
+  found.push({ ...state, algorithms: Object.fromEntries(rows) });
 }
-for (const [i, input] of document.querySelectorAll("input").entries()) {
-  const before = main.innerHTML;
-  input.value = Number(input.min) + (0.4 + 0.1 * (i % 3)) * (input.max - input.min);
-  input.dispatchEvent(new Event("input"));
-  input.dispatchEvent(new Event("change"));
-  if (main.innerHTML === before) found.errors.push(`${input.parentElement.textContent} moves nothing`);
-}
-keep();
-const kept = JSON.stringify(state);
-readAddress("");
-readAddress(location.hash.slice("#group/".length));
-if (JSON.stringify(state) !== kept) found.errors.push("the address loses something");
 document.title = JSON.stringify(found);
 </script>"""
 STEPS = {  # how vectors/ calls what the cards show
@@ -516,12 +301,8 @@ def expected_rows(state, name):
 def test_the_pushes_of_a_group_are_the_gradients_that_the_test_vectors_compute(tmp_path):
     page = side_by_side.page("grpo", "dapo", SOURCES).replace('"start":"grpo-dapo"', '"start":"group"')
     found = in_browser(tmp_path, "group.html", page.replace("</body>", f"{SHOWN}</body>"))
-    assert found["errors"] == [] and len(found["states"]) == 8
-    assert found["states"][-1]["visits"] == 12 and found["states"][0]["constant"] == 64
-    for state in found["states"]:
-        for name, card in state["algorithms"].items():
-            rows = [(row["advantage"], row["push"]) for row in card["rows"]]
+    assert len(found) == 7
+    for state in found:
+        for name, shown in state["algorithms"].items():
+            rows = [(row["advantage"], row["push"]) for row in shown]
             assert rows == [pytest.approx(row, rel=1e-9, abs=1e-12) for row in expected_rows(state, name)], name
-            for row, texts in zip(card["rows"], card["texts"], strict=True):
-                shown = [float(text.replace("−", "-")) for text in texts]
-                assert shown == pytest.approx([row["advantage"], row["weight"], row["push"]], rel=5e-3)

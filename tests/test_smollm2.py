@@ -20,15 +20,10 @@ spec.loader.exec_module(smollm2)
     ("text", "truncated", "reward"),
     [
         ("36 + 54 = 90", False, 1.0),
-        ("36 + 54 = 90.", False, 1.0),
         ("The answer is 90, so 9 tens.", False, 0.0),
         ("It is 90", True, 0.0),  # it may have become 901
-        ("It is 90 and", True, 1.0),
-        ("It is 901", False, 0.0),
-        ("It is -90", False, 0.0),
         ("It is 90.0", False, 1.0),
         ("ninety", False, 0.0),
-        ("", True, 0.0),
     ],
 )
 def test_the_last_whole_number_decides(text, truncated, reward):
@@ -38,14 +33,9 @@ def test_the_last_whole_number_decides(text, truncated, reward):
     assert rewards == [reward] and logged == [("sum", reward), ("wrong_tokens", 3)][: 1 if reward else 2]
 
 
-def test_a_number_of_thousands_may_have_commas():
-    columns = {"completion_ids": [[5]], "answer": ["1234"], "truncated": [False], "kind": ["sum"]}
-    assert smollm2.last_number(["1,234."], **columns, log_metric=lambda *_: None) == [1.0]
-
-
-def test_data_without_kinds_are_scored_too():
+def test_data_without_kinds_are_scored_too_and_numbers_may_have_commas():
     logged = []
-    two = ["7", "8"], [[1], [1, 2]], ["7", "7"], [False, False]
+    two = ["1,234.", "8"], [[1], [1, 2]], ["1234", "7"], [False, False]
     rewards = smollm2.last_number(*two, lambda *pair: logged.append(pair))
     assert rewards == [1.0, 0.0] and logged == [("right", 1.0), ("right", 0.0), ("wrong_tokens", 2)]
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import pathlib
 import re
 import shutil
@@ -37,69 +36,14 @@ def test_it_names_the_convention_that_an_answer_follows(precision):
             assert verdict.follows == [other["says"]]
 
 
-def test_it_knows_the_common_mistakes_of_gspo_and_of_the_clip():
-    of_gspo = [
-        "the log-ratios are summed, not divided by the length",
-        "the log-ratios are divided by the padded width",
-        "the gradient is divided by the length twice",
-    ]
-    for case in ("policy/gspo", "policy/gspo-masked"):
-        assert set(of_gspo) <= others_of(case).keys()
-    maximum = "the maximum of the two terms instead of the minimum"
-    for case in ("policy/ppo", "policy/grpo", "policy/dr-grpo", "policy/dapo", "policy/gspo"):
-        assert maximum in others_of(case)
-
-
-def gspo(inputs, ratio_divisor, gradient_divisor):
-    """Return loss and gradient of GSPO; the divisors are functions of a row's length."""
-    rows = len(inputs["logprobs"])
-    loss = 0.0
-    gradient = []
-    for row in range(rows):
-        new = inputs["logprobs"][row]
-        old = inputs["old_logprobs"][row]
-        advantage = inputs["advantages"][row]
-        length = len(new)
-        ratio = math.exp((sum(new) - sum(old)) / ratio_divisor(length))
-        clipped = min(max(ratio, 1 - 3e-4), 1 + 4e-4)
-        loss -= min(ratio * advantage, clipped * advantage) / rows
-        is_clipped = clipped * advantage < ratio * advantage
-        slope = 0.0 if is_clipped else -ratio * advantage / rows / gradient_divisor(length)
-        gradient.append([slope] * length)
-    return {"loss": loss, "gradient": gradient}
-
-
-@pytest.mark.parametrize(
-    "says, ratio_divisor, gradient_divisor",
-    [
-        (None, lambda length: length, lambda length: length),
-        ("the log-ratios are summed, not divided by the length", lambda length: 1, lambda length: 1),
-        ("the log-ratios are divided by the padded width", lambda length: 6, lambda length: 6),
-        ("the gradient is divided by the length twice", lambda length: length, lambda length: length**2),
-    ],
-)
-def test_the_mistakes_of_gspo_are_what_a_plain_program_gets(says, ratio_divisor, gradient_divisor):
-    answer = gspo(CASES["policy/gspo"]["inputs"], ratio_divisor, gradient_divisor)
-    verdict = check.judge(CASES["policy/gspo"], answer)
-    assert verdict.kind == (check.OTHER if says else check.SAME)
-    assert verdict.follows == ([says] if says else [])
-
-
 def test_it_sees_what_is_missing_and_where_a_number_is_off():
     case = CASES["policy/grpo"]
     assert check.compare(case, None) == (check.MISSING, "")
-    assert check.compare(case, {}) == (check.MISSING, "without loss, gradient")
-    misspelt = {"loss": GRPO["loss"], "grad": GRPO["gradient"]}
-    assert check.compare(case, misspelt) == (check.OTHER, "unknown grad: the names are loss, gradient")
-    assert check.compare(case, [0.1])[0] == check.OTHER
+    assert check.compare(case, {"loss": GRPO["loss"], "grad": GRPO["gradient"]})[0] == check.OTHER
     assert check.compare(case, {"not_offered": "no"}) == (check.NOT_OFFERED, "no")
     assert check.compare(case, {"loss": GRPO["loss"]}) == (check.PART, "without gradient")
     for wrong in (None, float("nan"), "0.1", [0.1]):
         assert check.compare(case, GRPO | {"loss": wrong})[0] == check.OTHER
-    short = {"loss": GRPO["loss"] + 1, "gradient": GRPO["gradient"][:-1]}
-    _, text = check.compare(case, short)
-    assert text.startswith("loss differs by 1: ")  # one wrong shape hides no other name
-    assert text.endswith("gradient is a list of 7 instead of 8")
     moved = copy.deepcopy(GRPO)
     moved["gradient"][6][3] += 0.01
     moved["gradient"][0][0] += 0.001
@@ -112,13 +56,10 @@ def test_it_names_a_common_factor_and_a_mistake_in_one_name():
     half = check.scaled(GRPO["gradient"], 0.5)
     _, text = check.compare(case, GRPO | {"gradient": half})
     assert text == "loss is right; every number of gradient x 0.5"
-    _, text = check.compare(case, {"loss": GRPO["loss"] / 2, "gradient": half})
-    assert text == "every number of loss and gradient x 0.5"
     of_tokens = others_of("policy/grpo")["one mean over all tokens"]
     verdict = check.judge(case, {"loss": of_tokens["loss"], "gradient": half})
     in_loss = "it follows: in loss alone, one mean over all tokens"
     assert verdict.text == f"{in_loss}; every number of gradient x 0.5"
-    assert verdict.follows == ["one mean over all tokens"]
 
 
 # --- the program ---
@@ -168,14 +109,6 @@ def test_wrong_answers(ask):
     assert ask(rounded, "--float32")[0] == 0
 
 
-def test_numbers_that_are_none(ask):
-    """Each gets a line of its own: infinity, NaN, an integer beyond every float."""
-    for number in (float("inf"), float("nan"), 10**400, None, "0.1", True):
-        code, lines = ask(RIGHT | {"policy/grpo": GRPO | {"loss": number}}, "--differing")
-        assert code == 1 and lines[0].startswith("policy/grpo ")
-        assert lines[-1].startswith("Cases that differ: 1.")
-
-
 def test_it_begins_with_what_most_cases_follow(ask):
     """It skips the first case that differs, and the first that follows something."""
     says = "one mean over all tokens"
@@ -188,32 +121,6 @@ def test_it_begins_with_what_most_cases_follow(ask):
     assert lines[-1] == f"Cases that differ: 5. 3 of them follow: {says}. Start with policy/grpo-kl"
 
 
-def test_a_case_says_what_it_catches_where_that_was_not_excluded(ask):
-    nothing = [[float("nan")] * len(row) for row in GRPO["gradient"]]
-    wrong = {
-        "policy/grpo": {"loss": 7.0},  # compared with all known mistakes, and none of them
-        "policy/grpo-empty-rows": {"loss": float("nan"), "gradient": nothing},
-        "splits/dapo-4": CASES["splits/dapo-4"]["others"][0]["expected"],
-        "ppo/gae-lambda-1": {"advantages": [[7.0]]},  # a case that knows no mistake
-    }
-    _, lines = ask(RIGHT | wrong, "--differing")
-    said = [line.partition("this case catches: ")[2] for line in lines if "this case catches" in line]
-    assert said == [CASES[name]["catches"] for name in ("policy/grpo-empty-rows", "ppo/gae-lambda-1")]
-
-
-def test_differing_leaves_out_what_is_the_same_or_not_offered(ask):
-    answers = dict(RIGHT)
-    del answers["kl/k1"]
-    answers["kl/k2"] = {"not_offered": "no"}
-    answers["policy/grpo"] = {"loss": GRPO["loss"]}
-    answers["policy/dapo"] = {"loss": 7.0, "gradient": []}
-    code, lines = ask(answers, "--differing")
-    assert code == 1
-    names = [line.split()[0] for line in lines if line.split()[0] in CASES]
-    assert sorted(names) == ["kl/k1", "policy/dapo", "policy/grpo"]
-    assert f"{len(CASES) - 4} same" in lines[-2] and "1 not offered" in lines[-2]
-
-
 def test_the_demo_is_that_of_the_readme():
     """Its answers differ in no case but those that can tell, and all of these follow one mistake."""
     code, lines = run("--demo")
@@ -222,70 +129,30 @@ def test_the_demo_is_that_of_the_readme():
     assert code == 0 and len(example) == 8
     assert set(example) - {"..."} <= set(lines)
     assert len(lines) < 15
-    wrong = [name for name, answer in check.demo_answers(CASES).items() if answer != RIGHT[name]]
-    assert len(wrong) == 8 and all(check.MISTAKE in others_of(name) for name in wrong)
-
-
-def test_without_a_file_it_says_how_to_make_one():
-    command = [sys.executable, "-S", "-I", str(VECTORS / "check.py")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert str(VECTORS / "adapter.py") in result.stdout and "--demo" in result.stdout
 
 
 # --- what it reads ---
 
 
-@pytest.mark.parametrize(
-    "content, word",
-    [
-        (None, "No such file"),
-        (b"", "not a complete JSON"),
-        (b'{"policy/grpo": {"loss": 0.1', "not a complete JSON"),
-        (b"[1]", "not an object"),
-        (b"\xff\x00\xfe", "not a complete JSON"),
-        (b"[" * 100_000, "not a complete JSON"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, content, word):
-    path = tmp_path / "answers.json"
-    if content is not None:
-        path.write_bytes(content)
-    code, lines = run(path)
-    assert code == 2 and len(lines) == 1
-    assert "answers.json" in lines[0] and word in lines[0]
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, ask):
+    path = tmp_path / "cut.json"
+    path.write_bytes(b'{"policy/grpo": {"loss": 0.1')
+    for file, *options, word in (
+        (tmp_path / "none.json", "No such file"),
+        (path, "not a complete JSON"),
+        (path, "--show", "policy/gpro", "policy/gpro"),
+    ):
+        code, lines = run(file, *options)
+        assert code == 2 and len(lines) == 1 and word in lines[0]
+    code, lines = ask(RIGHT, "--only", "polcy/")
+    assert code == 2 and len(lines) == 1 and "polcy/" in lines[0]
 
 
-def test_a_folder_and_unknown_names_are_one_line_and_exit_code_2(tmp_path, ask):
-    code, lines = run(tmp_path)
-    assert code == 2 and len(lines) == 1 and "directory" in lines[0]
-    for options in (("--only", "polcy/"), ("--show", "policy/gpro")):
-        code, lines = ask(RIGHT, *options)
-        assert code == 2 and len(lines) == 1 and options[1] in lines[0]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le"])
-def test_a_byte_order_mark_and_utf_16_are_read(tmp_path, encoding):
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_what_windows_writes_is_read(tmp_path, encoding):
     path = tmp_path / "answers.json"
     path.write_bytes(json.dumps(RIGHT).encode(encoding))
-    code, lines = run(path)
-    assert code == 0 and lines[-1] == f"{len(CASES)} same"
-
-
-def test_an_id_that_no_output_can_write_is_told(ask):
-    code, lines = ask({"\ud800": {}} | RIGHT)
-    assert code == 1 and lines[0].startswith("\\ud800") and "no case has this id" in lines[0]
-
-
-@pytest.mark.skipif(not shutil.which("head"), reason="needs head")
-def test_a_reader_that_goes_away_leaves_no_traceback(tmp_path):
-    path = tmp_path / "answers.json"
-    path.write_text(json.dumps({name: {"loss": [7.0] * 9999} for name in CASES}), encoding="utf-8")
-    command = f"'{sys.executable}' -I '{VECTORS / 'check.py'}' --show splits/dapo-4 | head -1"
-    shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
-    assert shown.stdout == "{\n" and shown.stderr == ""
-    command = f"'{sys.executable}' -I '{VECTORS / 'check.py'}' '{path}' | head -1"
-    compared = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
-    assert len(compared.stdout.splitlines()) == 1 and compared.stderr == ""
+    assert run(path)[0] == 0
 
 
 # --- the folder on its own ---
@@ -308,24 +175,14 @@ def test_a_copy_of_the_folder_under_another_name_works(tmp_path):
     assert code == 0 and lines[-1] == f"{len(CASES)} same"
 
 
-def test_the_adapter_answers_and_refuses(tmp_path):
-    """It is right where it answers, and a wrong loss is noticed."""
+def test_the_adapter_answers_what_it_offers(tmp_path):
     pytest.importorskip("torch")
     copied = tmp_path / "vectors"
     shutil.copytree(VECTORS, copied, ignore=shutil.ignore_patterns("libraries", "generate", "__pycache__"))
-
-    def answered():
-        with open(tmp_path / "answers.json", "w", encoding="utf-8") as file:
-            subprocess.run([sys.executable, "adapter.py"], cwd=copied, check=True, stdout=file, timeout=120)
-        return run(tmp_path / "answers.json", "--differing", folder=copied)
-
-    code, lines = answered()
+    with open(tmp_path / "answers.json", "w", encoding="utf-8") as file:
+        subprocess.run([sys.executable, "adapter.py"], cwd=copied, check=True, stdout=file, timeout=120)
+    code, lines = run(tmp_path / "answers.json", "--differing", folder=copied)
     assert code == 0 and lines == [f"{len(CASES) - 3} not offered, 3 same"]
-    program = (copied / "adapter.py").read_text(encoding="utf-8")
-    wrong = program.replace("torch.minimum", "torch.maximum")
-    (copied / "adapter.py").write_text(wrong, encoding="utf-8")
-    code, lines = answered()
-    assert code == 1 and "it follows: the maximum of the two terms" in lines[0]
 
 
 def test_the_version_is_one():
@@ -334,8 +191,3 @@ def test_the_version_is_one():
     assert code == 0 and re.fullmatch(r"\d+\.\d+\.\d+", version)
     assert {file["version"] for file in check.load_files()} == {version}
     assert f"version {version}." in (VECTORS / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_license_is_that_of_the_project():
-    ours = (VECTORS / "LICENSE").read_bytes()
-    assert ours == (VECTORS.parent / "LICENSE").read_bytes()

@@ -3,8 +3,8 @@
     python tools/dry_run.py grpo.py --model_name_or_path Qwen/Qwen2.5-7B ...
     accelerate launch --config_file configs/fsdp2.yaml tools/dry_run.py grpo.py ...
 
-Prints each term in each phase, the peak, and three options that lower it most. It looks at no GPU
-and loads no weights: without a network, a folder that holds only the model's config.json is enough.
+Prints each term in each phase, the peak, and the three options that lower it most. It looks at no GPU
+and loads no weights: without a network, name a folder that holds the model's config.json.
 """
 
 import dataclasses
@@ -46,9 +46,7 @@ class Sizes:
         self.linear += output.weight.numel() if head else 0
         self.embedding = output.weight.numel()  # the largest matrix
         self.tied = tied and head
-        self.adapters = sum(
-            sum(weight.shape) for weight in matrices
-        )  # LoRA of rank 1, not on the head
+        self.adapters = sum(sum(weight.shape) for weight in matrices)  # LoRA of rank 1
         self.hidden = config.hidden_size
         self.layers = config.num_hidden_layers
         self.heads = heads
@@ -81,7 +79,7 @@ class Job(NamedTuple):
 
 
 class Terms:
-    """The memory that one model takes under these options and this job, in bytes per process."""
+    """The memory of one model under these options and this job, in bytes per process."""
 
     def __init__(self, sizes, args, job):
         self.sizes = sizes
@@ -114,10 +112,9 @@ class Terms:
             "weights": (self.weight * sizes.weights + adapters) * job.weight_share,
             # Two moments in the weight's dtype. DeepSpeed adds a master copy, all in float32.
             "AdamW": number * (12 if self.zero else 2 * size) * job.share,
-            # Whole on each process. With LoRA it is the policy without its adapters.
+            # Whole on each process; with LoRA it is the policy without its adapters.
             "reference": sizes.weights * self.stream if has_kl else 0,
-            # DDP's buckets stay, and after the last backward of a step the gradients are views of
-            # them. DeepSpeed has one bucket of 5e8 elements at most.
+            # DDP's stay, DeepSpeed has one of 5e8 elements at most.
             "gradient buckets": buckets,
             # `zero_grad` frees them: a rollout has none.
             "gradients": number * (self.weight if self.zero else size) * job.share,
@@ -126,11 +123,10 @@ class Terms:
     def copies(self, phase):
         """Return the bytes of the copies of weights that a phase computes with.
 
-        Autocast makes a bfloat16 copy of each trained matrix, once per forward, and the backward
-        keeps it; of a frozen matrix, one per pass (prompts, completions). With gradient
-        checkpointing only those of one layer and of the head are there. Sharded weights are
-        gathered: all for sampling; in an update embedding, head and two layers at a time (FSDP2),
-        or at most 1e9 weights (ZeRO-3).
+        Autocast makes a bfloat16 copy of each trained matrix per forward, of a frozen matrix one per
+        pass (prompts, completions). With gradient checkpointing only those of one layer and of the
+        head exist at once. Sharded weights are gathered: all for sampling; in an update embedding,
+        head and two layers at a time (FSDP2), or at most 1e9 weights (ZeRO-3).
         """
         sizes = self.sizes
         frozen = self.args.lora_rank
@@ -152,10 +148,8 @@ class Terms:
     def rollout(self, rows, n):
         """Return {term: bytes} of sampling `rows` completions, n per prompt.
 
-        The larger of two points: the pass over the prompts (three tensors of the MLP's width, the
-        residual stream and two float32 copies of it, the mask as booleans and in the dtype of the
-        attention), and the last token of all rows, with (rows, V) logits, float32 scores if they
-        differ, probabilities, and random numbers.
+        The larger of two points: the pass over the prompts (MLP, residual stream, mask), and the
+        last token of all rows: (rows, V) logits, scores, probabilities, and random numbers.
         """
         sizes = self.sizes
         args = self.args
@@ -192,12 +186,9 @@ class Terms:
     def layer_activations(self, rows, queries, keys):
         """Return the bytes that a decoder layer saves: RMSNorm, attention, gated MLP.
 
-        Norms: the input in float32, its scale, the output. Linear layers: their inputs, one for
-        queries, keys and values, one for gate and up (autocast casts each its own). Attention:
-        queries, keys and values repeated to all heads, the output, one number per head, and the
-        mask, which sdpa makes numeric in each layer; eager keeps each head's probabilities instead.
-        MLP: gate, its activation, up and their product.
-
+        Norms: the input in float32, its scale, the output. Linear layers: their inputs (autocast
+        casts each its own). Attention: queries, keys and values repeated to all heads, the output,
+        one number per head, and the mask of sdpa. MLP: gate, its activation, up and their product.
         Frozen layers (LoRA) keep no input; adapters keep theirs in float32.
         """
         sizes = self.sizes
@@ -212,21 +203,13 @@ class Terms:
             if self.precision == "bfloat16":
                 per_token += 4 * (5 * hidden + sizes.query + sizes.intermediate)
                 per_token -= linear + size * sizes.intermediate
-        repeated = (
-            sizes.key if sizes.key * sizes.heads == sizes.query else sizes.query
-        )  # or one head
-        mask = self.size if self.args.attn_implementation in (None, "sdpa") else 0
-        if self.args.attn_implementation == "eager":
-            mask = sizes.heads * (4 if size == 4 else 6)
-        return rows * (queries * per_token + keys * 2 * repeated * size + queries * keys * mask)
+        return rows * (queries * per_token + keys * 2 * sizes.query * size + queries * keys * size)
 
     def head_work(self, tokens, backward=True):
         """Return the bytes of the (tokens, V) tensors of one chunk of the head that exist at once.
 
-        Forward: the logits, also in bfloat16 if they are that, and two products of the entropy.
-        Backward: five in float32 (logits, gradient through `gather`, and of `logsumexp` a
-        difference, its exponential and the gradient), with several chunks also the sum of the
-        gradients of the head's matrix.
+        Forward: the logits, also in bfloat16, and two products of the entropy. Backward: five in
+        float32, and with several chunks the sum of the gradients of the head's matrix.
         """
         elements = tokens * self.sizes.vocabulary
         chunk = min(elements, CHUNK_ELEMENTS)
@@ -237,19 +220,16 @@ class Terms:
     def layer_work(self, rows, queries, keys):
         """Return the bytes of the gradients in the backward of the last layer.
 
-        In the MLP product, gate and up, less the freed product, or in the attention queries,
-        output, keys and values; the residual stream; the embedding or head. Gradient checkpointing
-        computes the layer's activations again.
+        In the MLP or the attention, the residual stream, and the embedding or head. Gradient
+        checkpointing computes the layer's activations again.
         """
         sizes = self.sizes
         tokens = rows * queries
-        again = 0
-        if self.args.gradient_checkpointing:
-            again = self.layer_activations(rows, queries, keys)
         wider = max(tokens * sizes.intermediate, rows * (queries + keys) * sizes.query)
-        return (
-            again + 2 * self.size * wider + 8 * tokens * sizes.hidden + self.gradient_of_embedding()
-        )
+        work = 2 * self.size * wider + 8 * tokens * sizes.hidden + self.gradient_of_embedding()
+        if self.args.gradient_checkpointing:
+            work += self.layer_activations(rows, queries, keys)
+        return work
 
     def gradient_of_embedding(self):
         """Return the bytes of the gradient of embedding or head before it is added to `.grad`."""
@@ -376,12 +356,6 @@ def total(terms):
     return sum(terms.values())
 
 
-def peak(phases):
-    """Return the name of the largest phase, and its bytes."""
-    phase = max(phases, key=lambda phase: total(phases[phase]))
-    return phase, total(phases[phase])
-
-
 def report(args):
     """Yield the lines of the estimate for these options."""
     job = launched_job()
@@ -393,12 +367,11 @@ def report(args):
     scorers = [read_sizes(spec.removeprefix("rm:"), head=False) for spec in rewards]
     compute = functools.partial(estimate, sizes=sizes, critic=critic, reward_models=scorers)
     phases = compute(args, job)
-    shape = update_shape(args, job, sizes)
     layers = f"{sizes.layers} layers of width {sizes.hidden}"
     yield f"{args.model_name_or_path}: {sizes.weights:,} weights, {layers}"
-    where = f"each of {job.processes} GPUs ({job.strategy})" if job.processes > 1 else "one GPU"
-    mixed = " with mixed precision bf16" if job.bf16 else ""
-    yield f"estimate for {where}, {args.dtype}{mixed}, not measured; GiB per process:"
+    mixed = " and mixed precision bf16" if job.bf16 else ""
+    launch = f"{job.strategy} on {job.processes} GPUs" if job.processes > 1 else "one GPU"
+    yield f"estimate for {launch}, {args.dtype}{mixed}, not measured; GiB per process:"
     yield ""
     yield f"{'':18}" + "".join(f"{phase:>11}" for phase in phases)
     for term in dict.fromkeys(term for terms in phases.values() for term in terms):
@@ -407,40 +380,37 @@ def report(args):
             yield f"{term:18}" + "".join(f"{value:11.2f}" for value in values)
     yield f"{'all':18}" + "".join(f"{total(terms) / GIB:11.2f}" for terms in phases.values())
     yield ""
-    phase, most = peak(phases)
-    yield f"peak: {most / GIB:.1f} GiB, in {phase}"
-    for option, value in less_memory(args, job, compute, most):
-        yield f"  {value / GIB:.1f} GiB with {option}"
+    peak = max(map(total, phases.values()))
+    yield f"peak: {peak / GIB:.1f} GiB"
+    for option, lower in less_memory(args, job, compute, peak):
+        yield f"  {lower / GIB:.1f} GiB with {option}"
+    shape = update_shape(args, job, sizes)
     lengths = f"{shape.prompt} + {shape.completion} tokens"
     yield f"Rows are as long as allowed: {lengths}, {shape.rows} of them in a forward."
     if isinstance(args, EvalArgs) and "evaluation" not in phases:
         yield "Not counted: an evaluation of all prompts at once; --generate_batch_size limits it."
-    yield "Weights are counted, the rest is an estimate for dense decoders. The CUDA context and"
-    yield "fragmentation come on top. docs/run.md says what was checked."
+    yield "The CUDA context and fragmentation come on top. docs/run.md says what was checked."
 
 
-def less_memory(args, job, compute, most):
-    """Return [(text, peak)] of the three options or launches that lower the peak most, each alone."""
+def less_memory(args, job, compute, peak):
+    """Return [(option, peak)] of the three options that lower the peak most, each alone."""
     options = {"gradient_checkpointing": True, "kl_coef": 0}
     options["micro_batch_size"] = max(2, args.micro_batch_size // 4)
     if not job.sharded:  # LoRA is refused there
         options["lora_rank"] = 16
-    if args.lora_rank:  # for the frozen base only: bfloat16 weights would lose small updates
-        options["dtype"] = "bfloat16"
     if isinstance(args, EvalArgs):
         rows = max((rows for rows, _ in generate_calls(args, job).values()), default=0)
         options["generate_batch_size"] = max(args.eval_samples, rows // 4)
-    found = {}
+    peaks = {}
     for name, value in options.items():
-        if name in vars(args):
+        if hasattr(args, name):
             text = f"--{name}" if value is True else f"--{name} {value}"
-            found[text] = peak(compute(dataclasses.replace(args, **{name: value}), job))[1]
+            phases = compute(dataclasses.replace(args, **{name: value}), job)
+            peaks[text] = max(map(total, phases.values()))
     if args.dtype == "float32" and not job.bf16:
-        launch = "accelerate launch --mixed_precision bf16"
-        found[launch] = peak(compute(args, job._replace(bf16=True)))[1]
-    if job.strategy == "DDP":
-        found["configs/fsdp2.yaml"] = peak(compute(args, job._replace(strategy="FSDP2")))[1]
-    lower = [each for each in found.items() if each[1] < 0.99 * most]
+        phases = compute(args, job._replace(bf16=True))
+        peaks["accelerate launch --mixed_precision bf16"] = max(map(total, phases.values()))
+    lower = [each for each in peaks.items() if each[1] < 0.99 * peak]
     return sorted(lower, key=lambda each: each[1])[:3]
 
 

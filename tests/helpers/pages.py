@@ -1,4 +1,4 @@
-"""Pages in a browser: what a page writes into its title, whether it fits, and whether its colours can be read."""
+"""Pages in a browser: what a page writes into its title."""
 
 import html
 import json
@@ -11,18 +11,6 @@ import pytest
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(not BROWSER, reason="no Chromium")
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom".split()
-# Shows the page in frames of several widths. Each frame posts a report.
-FRAMES = """<body><script>
-const found = [];
-addEventListener("message", ({ data }) => {
-  found.push(data);
-  document.title = JSON.stringify(found);
-});
-for (const width of WIDTHS) {
-  document.write(`<iframe src="page.html" style="width:${width}px;height:900px;border:0"></iframe>`);
-}
-</script></body>"""
-LEAST_CONTRAST = 4.5  # of WCAG 2, level AA
 
 
 def in_browser(folder, name, page):
@@ -31,28 +19,3 @@ def in_browser(folder, name, page):
     command = [BROWSER, *FLAGS, f"--user-data-dir={folder}/profile", (folder / name).as_uri()]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", result.stdout, re.DOTALL)[1]))
-
-
-def in_frames(folder, page, check, widths):
-    """The reports that the script `check`, at the end of the page, posts from frames of these widths."""
-    (folder / "page.html").write_text(page.replace("</body>", f"{check}</body>"), encoding="utf-8")
-    found = in_browser(folder, "frames.html", FRAMES.replace("WIDTHS", str(widths)))
-    assert sorted(frame["width"] for frame in found) == widths
-    return found
-
-
-def light(colour):
-    """The relative luminance of #rrggbb."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(part * weight for part, weight in zip(parts, (0.2126, 0.7152, 0.0722), strict=True))
-
-
-def check_contrast(style, theme, places):
-    """Whether each colour can be read on what lies behind it, `places` {colour: backgrounds}."""
-    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style.read_text(encoding="utf-8"))
-    colours = {name: light(pair[theme]) for name, *pair in pairs}
-    for name, backgrounds in places.items():
-        for background in backgrounds:
-            dark, bright = sorted([colours[name], colours[background]])
-            assert (bright + 0.05) / (dark + 0.05) >= LEAST_CONTRAST, f"{name} on {background}"
