@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from harness.run import RUNTIME_OPTIONS
-from small_run import advance, failure, no_room, refusal, start, train
+from small_run import FULL, advance, failure, no_room, refusal, start, train
 from testbed import script
 
 # --- a checkpoint is data ---
@@ -172,9 +172,8 @@ def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
 
 def test_a_resume_takes_the_options_of_its_run(tmp_path, capsys):
     """One that changes the training is named; others may change."""
-    train(
-        tmp_path, "--learning_rate", "3e-5", "--save_every", 1, "--reward", "accuracy", "format", "--no_normalize_std"
-    )
+    words = "--learning_rate 3e-5 --save_every 1 --reward accuracy format --no_normalize_std"
+    train(tmp_path, *words.split())
     args = json.loads((tmp_path / "args.json").read_text(encoding="utf-8"))
     script("grpo").main(["--resume", "--output_dir", str(tmp_path), "--max_steps", "3", "--eval_every", "1"])
     again = json.loads((tmp_path / "args.json").read_text(encoding="utf-8"))
@@ -224,15 +223,9 @@ def test_a_checkpoint_becomes_a_model(name, options, tmp_path):
     for step in steps:
         checkpoint_to_model.main([str(step), str(tmp_path / step.name)])
     (file,) = (path.name for path in (tmp_path / "run" / "model").glob("*.safetensors"))
-    first, last, model = (
-        load_file(folder / file) for folder in (*(tmp_path / x.name for x in steps), tmp_path / "run" / "model")
-    )
-    assert last.keys() == model.keys() and all(torch.equal(last[key], model[key]) for key in model)
-    assert any(not torch.equal(first[key], last[key]) for key in model)
-    (names, written) = (
-        {path.name for path in folder.iterdir()} for folder in (tmp_path / "run" / "model", tmp_path / steps[0].name)
-    )
-    assert names == written
+    model, *made = (tmp_path / "run" / "model", *(tmp_path / step.name for step in steps))
+    assert {path.name for path in model.iterdir()} == {path.name for path in made[0].iterdir()}
+    assert (made[1] / file).read_bytes() == (model / file).read_bytes() != (made[0] / file).read_bytes()
     assert "is not a checkpoint" in failure(checkpoint_to_model.main, [str(tmp_path), str(tmp_path / "x")])
 
 
@@ -264,30 +257,17 @@ def test_only_its_own_checkpoints_are_chosen_and_deleted(tmp_path):
     assert start(tmp_path, resume=True)[0].step == 4
 
 
-def test_a_checkpoint_that_is_a_link_ends_nothing(tmp_path):
-    run, optimizer, _ = start(tmp_path / "run")
-    advance(run, optimizer)
-    path = tmp_path / "run" / "checkpoints" / "step-00000001"
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    for _ in range(3):
-        advance(run, optimizer)
-    assert (tmp_path / "elsewhere" / "state.json").exists()
-
-
-@pytest.mark.parametrize(
-    "error", ["No space left on device", "[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"]
-)
+@pytest.mark.parametrize("error", [FULL, RuntimeError("[enforce fail at inline_container.cc:664]")])
 def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(error, tmp_path, monkeypatch):
     def fail(*given, **options):
-        raise RuntimeError(error) if "enforce" in error else OSError(28, error)
+        raise error
 
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fail)
         said = failure(advance, run, optimizer)
-    assert said.startswith("checkpoint of step 2: ") and error in said
+    assert said.startswith("checkpoint of step 2: ") and str(error) in said
     run.lock.release()
     run, optimizer, _ = start(tmp_path, resume=True)
     assert run.step == 1

@@ -6,7 +6,6 @@ import time
 
 import accelerate.commands.launch
 import pytest
-import torch
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from safetensors.torch import load_file
 
@@ -15,17 +14,11 @@ from harness.data import EMBEDDED
 from harness.launch import make_accelerator
 from pinned_worker import pinned
 from processes import free_port, run_processes, start
+from small_run import same_run
 from testbed import PAIRS, ROOT, SCRIPTS, keeps_to_groups, metric_rows, script
 
 QUICK = "--prompts_per_step 8 --group_size 4 --max_new_tokens 24 --eval_prompts 2 --eval_samples 4".split()
 QUICK += "--eval_every 2 --save_every 1".split()
-
-
-def same_run(a, b):
-    assert metric_rows(a) == metric_rows(b)
-    assert (a / "samples.jsonl").read_bytes() == (b / "samples.jsonl").read_bytes()
-    a, b = (load_file(folder / "model" / "model.safetensors") for folder in (a, b))
-    assert all(torch.equal(a[key], b[key]) for key in a)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -183,14 +183,14 @@ def test_the_token_that_ends_a_completion(template, end, stop):
 
 
 @pytest.mark.parametrize("name, dropout", [("gpt2", "resid_pdrop"), ("qwen2", "attention_dropout")])
-def test_dropout_of_a_checkpoint_is_switched_off(name, dropout, tmp_path):
+def test_a_checkpoint_is_trained_in_float32_without_dropout(name, dropout, tmp_path):
     _, _, tokenizer, _ = embedded()
     policy = random_policy(name)
     setattr(policy.lm.config, dropout, 0.5)
-    policy.lm.save_pretrained(tmp_path)
+    policy.lm.to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded, batch = policy_of(tmp_path), random_batch()
-    assert loaded.training
+    assert loaded.training and loaded.lm.dtype == torch.float32  # whatever the file says
     assert torch.equal(loaded(batch)[0], loaded(batch)[0])
 
 

@@ -10,11 +10,9 @@ from accelerate import Accelerator
 
 from common.batches import Completion, Samples
 from harness.data import Prompt
-from harness.log import Log
 from harness.metrics import Metrics, peak_memory_gb
 from harness.pairs import Pair
-from harness.reward_functions import FunctionReward
-from small_run import completion, samples_of
+from small_run import samples_of
 
 
 class SecondOfTwo:
@@ -152,21 +150,6 @@ def test_a_prompt_counts_with_each_of_its_two_completions(monkeypatch):
     found = metrics.reduce(Accelerator(cpu=True))
     assert (found["completion/length_chosen"], found["completion/length_rejected"]) == (1.5, 2.0)
     assert found["time/update_tokens_per_s"] == (4 + 1 + 3 + 2 + 2 + 1) / 2
-
-
-def test_what_functions_log_is_the_mean_over_all_calls_and_processes(monkeypatch):
-    def own(completions, log_metric, **columns):
-        log_metric("length", sum(map(len, completions)))
-        return [0.0] * len(completions)
-
-    rewards = [FunctionReward(name, 1.0, own) for name in "ab"]
-    for texts in (["1", "22"], ["333"]):
-        for reward in rewards:
-            reward([Prompt([1], "1+1", None)] * len(texts), [completion(text) for text in texts])
-    log = Log(None, None, None, None, rewards)
-    monkeypatch.setattr("harness.log.gather_object", lambda logged: [*logged, {"length": [9.0], "other": [1.0]}])
-    assert log.reduce_logged("eval/") == {"eval/logged/length": (3 * 4 + 9) / 5, "eval/logged/other": 1.0}
-    assert log.reduce_logged()["logged/length"] == 9  # each is counted once
 
 
 @pytest.mark.parametrize("platform, peak", [("linux", 2.048), ("darwin", 0.002)])

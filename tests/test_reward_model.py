@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import reward_model
 from harness.data import load_data
-from harness.errors import InputError
 from harness.loading import load_tokenizer
 from harness.pairs import Pair, pair_batches, read_pairs
 from harness.reward_models import load_reward_model
@@ -98,15 +97,6 @@ def test_a_reward_model_is_loaded_with_its_head_and_trained_on(few_pairs, tmp_pa
     )
     a, b = metric_rows(tmp_path / "a")[-1], metric_rows(tmp_path / "b")[0]
     assert b["eval/loss"] == pytest.approx(a["eval/loss"], abs=1e-6) and b["eval/accuracy"] == a["eval/accuracy"]
-
-
-def test_a_classifier_of_several_labels_is_refused(tmp_path):
-    config = dict(num_labels=3)
-    lm = AutoModelForSequenceClassification.from_pretrained(ROOT / "common" / "tiny", **config)
-    lm.save_pretrained(tmp_path / "three")
-    load_tokenizer(reward_model.Args()).save_pretrained(tmp_path / "three")
-    with pytest.raises(InputError, match="score.weight"):
-        prepared(model_name_or_path=str(tmp_path / "three"))
 
 
 def test_it_learns(tmp_path):

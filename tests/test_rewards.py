@@ -33,8 +33,8 @@ def sampled(*texts, truncated=False):
 
 @pytest.fixture
 def user_file(tmp_path):
-    def write(body, name="mine"):
-        path = tmp_path / f"{name}.py"
+    def write(body):
+        path = tmp_path / "mine.py"
         path.write_text(body, encoding="utf-8")
         return str(path)
 
@@ -123,15 +123,11 @@ def test_a_row_without_a_reward_gets_the_mean_of_its_group():
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("[1.0, float('nan'), 0.0]", "returned nan: expected finite numbers"),
         ("[1.0, 0.0, float('inf')]", "returned inf: expected finite numbers"),
         ("['one', 0.0, 0.0]", "failed: ValueError: .*'one'"),
-        ("[0.0, [1.0], 0.0]", "failed: TypeError"),
         ("[0.0, 1.0]", "returned 2 values for 3 completions"),
         ("1.0", "failed: TypeError"),
-        ("None", "failed: TypeError"),
         ("[1 / (c != 's1') for c in completions]", "failed: ZeroDivisionError: division by zero"),
-        ("missing", "failed: NameError"),
     ],
 )
 def test_bad_values_name_the_function(user_file, returned, message):
@@ -161,13 +157,11 @@ def test_arrays_and_numpy_scalars_are_numbers(user_file):
 @pytest.mark.parametrize(
     ("names", "weights", "message"),
     [
-        (["acuracy"], None, "acuracy.*accuracy, format"),
+        (["acuracy"], None, "did you mean accuracy.*rm:PATH"),
         (["nowhere.py:f"], None, "nowhere.py"),
         (["no_such_package.x:f"], None, "no_such_package"),
-        (["math:nothing"], None, "math:nothing"),
         (["math:pi"], None, "math:pi"),
         (["accuracy"], [1.0, 2.0], "expected one per reward"),
-        (["accuracy", "format"], [1.0], "expected one per reward"),
         (["accuracy"], [0.0], "not all 0"),
     ],
 )
@@ -178,11 +172,10 @@ def test_wrong_reward_options_are_input_errors(names, weights, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("body, error", [("def f(:\n", SyntaxError), ("'text'['key']\n", TypeError)])
-def test_broken_file_is_an_input_error(user_file, body, error):
+def test_broken_file_is_an_input_error_with_its_cause(user_file):
     with pytest.raises(InputError) as caught:
-        chosen(user_file(body, "broken") + ":f")
-    assert isinstance(caught.value.__cause__, error)
+        chosen(user_file("def f(:\n") + ":f")
+    assert isinstance(caught.value.__cause__, SyntaxError)
 
 
 def test_correctness_whatever_the_rewards_are():
@@ -246,23 +239,3 @@ def test_extra_columns_need_a_value_for_each_completion(user_file):
     (reward,) = chosen(user_file(body) + ":mine")
     with pytest.raises(InputError, match="--reward mine failed: ValueError"):
         reward([row()] * 2, sampled("", ""))
-
-
-def test_samples_hold_no_nan(user_file, tmp_path):
-    """JSON has none: a browser, jq and most other readers refuse the line. Numbers keep all their digits."""
-    body = """
-import math
-def mine(completions, log_extra, log_metric, **columns):
-    log_metric("value", math.nan)
-    log_extra("value", [math.nan] * len(completions))
-    log_extra("deep", [{"values": [-math.inf, 0.1 + 0.2]}] * len(completions))
-    return [None] * len(completions)
-"""
-    options = "--max_steps 1 --prompts_per_step 2 --group_size 2 --eval_prompts 1 --eval_samples 1 --eval_k 1"
-    grpo.main([*options.split(), "--reward", user_file(body) + ":mine", "--output_dir", str(tmp_path / "run")])
-    for name in ("samples.jsonl", "metrics.jsonl"):
-        text = (tmp_path / "run" / name).read_text(encoding="utf-8")
-        rows = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
-        if name == "samples.jsonl":
-            assert [row["reward_terms"] for row in rows] == [{"mine": None}] * 4
-            assert rows[-1]["extra"] == {"value": None, "deep": {"values": [None, 0.1 + 0.2]}}

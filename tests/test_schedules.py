@@ -1,13 +1,10 @@
-"""Learning rates against transformers' schedules, and the steps at which a run evaluates."""
-
-import types
+"""Learning rates against transformers' schedules."""
 
 import pytest
 import torch
 from transformers import get_scheduler
 
 from harness.args import learning_rate
-from harness.run import Run
 from testbed import script
 
 LAST = 50
@@ -39,40 +36,9 @@ def test_after_the_warm_up_the_rates_are_those_of_transformers(scheduler, warmup
     assert found[:warmup] == pytest.approx(expected[1 : warmup + 1], abs=1e-12)
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 20, LAST, LAST + 10])
-@pytest.mark.parametrize("scheduler", ["constant", "linear", "cosine"])
-def test_the_rate_reaches_its_peak_and_no_step_is_wasted(scheduler, warmup):
-    # The product of warm-up and decay once ended at 0.81 of the peak.
-    found = rates(scheduler, warmup)
-    assert min(found) > 0 and max(found) == (2.0 if warmup <= LAST else 2.0 * LAST / warmup)
-    assert found[0] == (2.0 / warmup if warmup else 2.0)
-
-
 @pytest.mark.parametrize("scheduler", ["linear", "cosine"])
 def test_a_decay_ends_at_the_last_step_of_the_run(scheduler):
     """dpo.py and reward_model.py end with their pairs, whatever --max_steps says."""
     found = rates(scheduler, 2, last=20, last_step=20)
     assert found[:2] == [1.0, 2.0] and 0 < found[-1] < 0.3
     assert found[2:] == pytest.approx(rates_of_transformers(scheduler, 2, 20)[2:], abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    "every, last, due",
-    [
-        (0, 5, [0, 5]),  # only before the first step and after the last
-        (2, 5, [0, 2, 4, 5]),
-        (5, 5, [0, 5]),
-        (1, 3, [0, 1, 2, 3]),
-        (2, 0, [0]),
-    ],
-)
-def test_a_run_evaluates_before_the_first_step_every_so_often_and_at_the_end(every, last, due):
-    log = types.SimpleNamespace(first_scores=None)
-    run = types.SimpleNamespace(log=log, diverged=False, last_step=last, args=types.SimpleNamespace(eval_every=every))
-    assert [step for step in range(last + 1) if Run.evaluates(run, step)] == due
-
-
-def test_a_resumed_run_does_not_evaluate_again_before_its_steps():
-    log = types.SimpleNamespace(first_scores={"step": 0, "eval/pass@1": 0.5})
-    run = types.SimpleNamespace(log=log, diverged=False, last_step=0, args=types.SimpleNamespace(eval_every=1))
-    assert not Run.evaluates(run, 0) and Run.evaluates(run, 1)
