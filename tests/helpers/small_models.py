@@ -145,9 +145,14 @@ def small_model(folder, auto_class, kind, tokenizer=None, **config):
     return folder
 
 
-def policy_of(folder):
-    args = script("grpo").Args(model_name_or_path=str(folder))
+def policy_of(folder="embedded", **options):
+    args = script("grpo").Args(model_name_or_path=str(folder), **options)
     return load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
+
+
+def logits(lm):
+    with torch.no_grad():
+        return lm.eval()(torch.arange(9)[None]).logits
 
 
 def reward_model_of(folder):
