@@ -84,15 +84,10 @@ def test_several_reward_models_have_weights(tmp_path):
 def test_what_is_no_reward_model_is_refused(tmp_path):
     _, _, tokenizer, _ = embedded()
     save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
-    two = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "two", num_labels=2, ignore_mismatched_sizes=True
-    )
+    options = dict(num_labels=2, ignore_mismatched_sizes=True)
+    two = AutoModelForSequenceClassification.from_pretrained(tmp_path / "two", **options)
     two.save_pretrained(tmp_path / "two")
-    for path, message in [
-        (EMBEDDED["embedded"], "score.weight"),
-        (tmp_path / "no", "no"),
-        (tmp_path / "two", "score.weight"),
-    ]:
+    for path, message in ((EMBEDDED["embedded"], "score.weight"), (tmp_path / "no", "no"), (tmp_path / "two", "score")):
         with pytest.raises(InputError, match=message) as error:
             RewardModelReward(str(path), grpo.Args())
         assert "\n" not in str(error.value)

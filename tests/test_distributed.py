@@ -1,11 +1,9 @@
 """harness/launch.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
 
 import contextlib
-import math
 import os
 import shutil
 import types
-from unittest import mock
 
 import pytest
 import torch
@@ -18,18 +16,11 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from transformers import AutoModelForCausalLM
 
 import worker
-from common.batches import Samples
-from common.rewards import Reward
-from harness.data import Prompt
 from harness.errors import InputError
-from harness.evaluation import evaluate
 from harness.launch import SMALL_MODEL, call_on_main, make_accelerator, set_threads, set_up_deepspeed, set_up_fsdp
 from harness.loading import load_policy, load_reference, load_tokenizer
-from harness.metrics import Metrics
 from processes import run_processes
-from small_run import completion
 from testbed import ROOT, embedded, metric_rows, run_script, script
-from threads import Processes
 
 CONFIGS = ROOT / "configs"
 PAPERS = sorted(CONFIGS.glob("*-paper.yaml"))
@@ -158,51 +149,6 @@ def test_batches_and_clipping_of_deepspeed_are_those_of_the_options(value, stage
     set_up_deepspeed(config, script("grpo").Args(max_grad_norm=0.0))
     assert (config["gradient_clipping"], config["gradient_accumulation_steps"]) == (0.0, 1)
     assert config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] == (stage == 3)  # for model/
-
-
-# --- rows without a reward ---
-
-NAN = float("nan")
-TERMS = [[1.0, 0.0], [0.5, NAN], [NAN, NAN], [0.25, 0.75]]  # of four groups of two, the third without any reward
-
-
-class Own(Reward):
-    def compute(self, prompts, completions):
-        """Return the values of TERMS; a prompt names its group."""
-        values = [TERMS[int(prompt.prompt)][row % 2] for row, prompt in enumerate(prompts)]
-        return [None if math.isnan(value) else value for value in values]
-
-
-def scores_of(accelerator):
-    """Return the metrics of a step and of an evaluation on this process's share of the groups."""
-    module = script("grpo")
-
-    def sample_and_score(prompts, n, *rest):
-        completions = [completion("2") for _ in range(n * len(prompts))]
-        mask = torch.ones(len(completions), 2, dtype=torch.bool)
-        batch = {"completions": mask.long(), "completion_mask": mask, "truncated": ~mask[:, 0]}
-        rewards, terms = module.compute_rewards([Own("own", 1.0, None)], prompts, completions, n)
-        return Samples(batch, prompts, completions, rewards, terms)
-
-    prompts, metrics = [Prompt([1], f"{i}", None) for i in range(4)], Metrics()
-    samples = sample_and_score(prompts[accelerator.process_index :: accelerator.num_processes], 2)
-    with metrics.timed("rollout"), metrics.timed("update"):
-        metrics.add_samples(samples, 2)
-        metrics.add_rewards(samples, 2)
-    log = mock.Mock(rows_of=lambda *given, **more: [], reduce_logged=lambda prefix: {})
-    args = module.Args(eval_samples=2, eval_k=1)
-    run = types.SimpleNamespace(accelerator=accelerator, args=args, rank=accelerator.process_index, log=log)
-    return metrics.reduce(accelerator) | evaluate(run, prompts, sample_and_score)
-
-
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_rows_without_a_reward_are_in_no_mean_on_any_number_of_processes(processes):
-    for found in Processes(processes).run(scores_of):
-        scored = [1.0, 0.0, 0.5, 0.25, 0.75]
-        mean = sum(scored) / 5
-        assert found["reward/mean"] == found["eval/reward"] == found["reward_terms/own"] == pytest.approx(mean)
-        assert found["reward/std"] == pytest.approx((sum((x - mean) ** 2 for x in scored) / 5) ** 0.5)
-        assert found["reward/unscored"] == 3 / 8
 
 
 # --- the launch, and what the first process alone does ---
