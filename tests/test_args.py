@@ -1,11 +1,13 @@
-"""harness/args.py: options of the command line and of YAML, their bounds, --help."""
+"""harness/args.py: options of the command line and of YAML, their bounds, --help, and the schedules."""
 
 import re
 from dataclasses import MISSING, fields
 
 import pytest
+import torch
+from transformers import get_scheduler
 
-from harness.args import RunArgs, TrainArgs, parse_args
+from harness.args import RunArgs, TrainArgs, learning_rate, parse_args
 from harness.errors import InputError
 from small_run import failure
 from testbed import ALL, ROOT, SCRIPTS, fresh_interpreter, metric_rows, script
@@ -195,6 +197,8 @@ def test_help_has_each_option_on_a_line_with_its_kind_and_its_default(name):
 
 # --- schedules ---
 
+LAST = 50
+
 
 @pytest.mark.parametrize("name, max_steps", [("dpo", -1), ("reward_model", 50)])
 def test_a_schedule_over_given_pairs_ends_where_they_end(name, max_steps, tmp_path):
@@ -207,3 +211,37 @@ def test_a_schedule_over_given_pairs_ends_where_they_end(name, max_steps, tmp_pa
     script(name).main([*options, "--output_dir", str(tmp_path / "run")])
     rates = [row["optim/lr"] for row in metric_rows(tmp_path / "run") if "optim/lr" in row]
     assert rates == pytest.approx([1e-4, 0.5e-4])
+
+
+def rates(scheduler, warmup, last=LAST, **more):
+    args = script("grpo").Args(learning_rate=2.0, lr_scheduler=scheduler, warmup_steps=warmup, max_steps=LAST)
+    return [learning_rate(step, args, **more) for step in range(last)]
+
+
+def rates_of_transformers(scheduler, warmup, last=LAST):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    name = "constant_with_warmup" if scheduler == "constant" else scheduler
+    schedule = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=last)
+    found = []
+    for _ in range(last):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7, LAST - 1])
+@pytest.mark.parametrize("scheduler", ["constant", "linear", "cosine"])
+def test_after_the_warm_up_the_rates_are_those_of_transformers(scheduler, warmup):
+    found, expected = rates(scheduler, warmup), rates_of_transformers(scheduler, warmup)
+    assert found[warmup:] == pytest.approx(expected[warmup:], abs=1e-12)
+    # Transformers start at 0, which would waste the first rollout: here the warm-up is one step ahead.
+    assert found[:warmup] == pytest.approx(expected[1 : warmup + 1], abs=1e-12)
+
+
+@pytest.mark.parametrize("scheduler", ["linear", "cosine"])
+def test_a_decay_ends_at_the_last_step_of_the_run(scheduler):
+    """dpo.py and reward_model.py end with their pairs, whatever --max_steps says."""
+    found = rates(scheduler, 2, last=20, last_step=20)
+    assert found[:2] == [1.0, 2.0] and 0 < found[-1] < 0.3
+    assert found[2:] == pytest.approx(rates_of_transformers(scheduler, 2, 20)[2:], abs=1e-12)

@@ -73,16 +73,9 @@ def test_a_reward_that_fails_is_one_line_below_its_own_traceback(tmp_path, capfd
     assert newest.name == "step-00000002" and (newest / "state.json").exists()
 
 
-@pytest.mark.parametrize(
-    "name, options, expected",
-    [
-        pytest.param("grpo", "--temperature 1e-40", 2, marks=pytest.mark.beside("fast")),
-        ("ppo", "--critic_learning_rate 1e30", 1),
-    ],
-)
-def test_what_is_not_finite_is_one_line(name, options, expected, tmp_path, capfd):
-    code, lines = ended(name, [*SMALL, *options.split(), "--output_dir", tmp_path], capfd)
-    assert code == expected and len(lines) == 1 and "not finite" in lines[0]
+def test_what_is_not_finite_is_one_line_and_exit_code_1(tmp_path, capfd):
+    code, lines = ended("ppo", [*SMALL, "--critic_learning_rate", "1e30", "--output_dir", tmp_path], capfd)
+    assert code == 1 and len(lines) == 1 and "not finite" in lines[0]
 
 
 # --- signals ---
@@ -295,24 +288,17 @@ with clean_exit():
 """
 
 
-@pytest.mark.parametrize("gone", ["terminal", "pipe", "disk"])
+@pytest.mark.parametrize("gone", ["terminal", "pipe"])
 def test_what_is_printed_to_nobody_ends_nothing(gone, tmp_path):
     """A run that ignores SIGHUP keeps its closed terminal; `| head -1` leaves a pipe that nobody reads."""
-    if gone == "terminal":
-        pty = pytest.importorskip("pty")
-        output, end = pty.openpty()
-    elif gone == "pipe":
-        output, end = os.pipe()
-    else:
-        output, end = None, os.open("/dev/full", os.O_WRONLY)
+    output, end = os.pipe() if gone == "pipe" else pytest.importorskip("pty").openpty()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", CODE]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=end, stderr=end)
     os.close(end)
-    if output is not None:
-        while b"ready" not in os.read(output, 4096):
-            pass
-        os.close(output)
+    while b"ready" not in os.read(output, 4096):
+        pass
+    os.close(output)
     process.communicate(b"\n", timeout=60)
     assert process.returncode == 0 and (tmp_path / "end").exists()
 
