@@ -49,7 +49,7 @@ def test_a_folder_with_a_run_is_refused_and_a_resume_without_checkpoint_starts_a
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
-def test_one_run_at_a_time_writes_to_a_folder(tmp_path):
+def test_a_folder_that_another_run_holds_is_refused(tmp_path):
     """The process that trains holds the lock, not its launcher, which can be killed while they train on."""
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)
