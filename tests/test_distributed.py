@@ -1,6 +1,5 @@
 """harness/launch.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
 
-import contextlib
 import os
 import shutil
 import types
@@ -17,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import worker
 from harness.errors import InputError
-from harness.launch import SMALL_MODEL, call_on_main, make_accelerator, set_threads, set_up_deepspeed, set_up_fsdp
+from harness.launch import SMALL_MODEL, make_accelerator, set_threads, set_up_deepspeed, set_up_fsdp
 from harness.loading import load_policy, load_reference, load_tokenizer
 from processes import run_processes
 from testbed import ROOT, embedded, metric_rows, run_script, script
@@ -194,29 +193,6 @@ def test_accelerate_reads_the_file(path):
     assert config.num_processes == 8 * config.num_machines == (16 if path.stem == "two_nodes" else 8)
     sharded = config.fsdp_config if kinds[path.stem] == "FSDP" else config.deepspeed_config
     assert sharded == yaml.safe_load(path.read_text(encoding="utf-8")).get(f"{kinds[path.stem].lower()}_config", {})
-
-
-@pytest.mark.parametrize("problem", [None, "no room"])
-def test_what_the_first_process_finds_and_its_refusal_are_known_to_all(problem, monkeypatch):
-    sent, called = [], []
-
-    def find():
-        called.append(1)
-        if problem:
-            raise InputError(problem)
-        return "a folder"
-
-    def broadcast(values):
-        sent.append(values)
-        return values
-
-    monkeypatch.setattr("harness.launch.broadcast_object_list", broadcast)
-    with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
-        assert call_on_main(types.SimpleNamespace(is_main_process=True), find) == "a folder"
-    monkeypatch.setattr("harness.launch.broadcast_object_list", lambda values: sent.pop())
-    with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
-        assert call_on_main(types.SimpleNamespace(is_main_process=False), find) == "a folder"
-    assert len(called) == 1 and not sent  # one call, and as many broadcasts on both
 
 
 def test_under_ddp_gradients_lie_in_the_buckets_that_are_sent():

@@ -106,7 +106,9 @@ def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
     result = run_processes(*command, tmp_path / "b", "--resume", processes=processes)
     assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
     same_run(tmp_path / "a", tmp_path / "b")
-    if processes == 2:  # one process is another run: refused, by name
+    if processes == 2:  # both refuse a folder that the first one found used; and one process is another run
+        result = run_processes(*command, tmp_path / "b", processes=2, patience=60)
+        assert result.codes == [2, 2] and "already contains" in result.stderr
         result = run_processes(*command, tmp_path / "b", "--resume")
         assert result.returncode == 2 and "cannot change processes (checkpoint: 2" in result.stderr
 
