@@ -22,14 +22,10 @@ from harness.launch import make_accelerator, use_cpu
     "line, asked",
     [
         (["-m", "gpu"], True),
-        (["-mgpu"], True),
         (["-xqm", "gpu", "tests"], True),
-        (["-n", "0", "-m", "gpu and not slow", "-k", "a"], True),
         (["-m", "gpu", "-m", "needs"], False),
         (["-m", "not needs"], False),  # selects nearly all, on the CPU
-        (["-k", "gpu"], False),
         (["-m", "gpu and"], False),
-        (["tests/test_gpu.py"], False),
         ([], False),
     ],
     ids=str,

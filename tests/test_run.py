@@ -218,17 +218,13 @@ def test_a_tracker_that_is_named_gets_the_metrics_in_the_folder_of_the_run(name,
 
 
 def test_a_run_has_the_name_of_its_folder_in_trackers(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", "")
-    monkeypatch.delenv("TRACKIO_DIR")
     started = []
-    monkeypatch.setattr("harness.launch.get_available_trackers", lambda: ["wandb", "trackio"])
+    monkeypatch.setattr("harness.launch.get_available_trackers", lambda: ["wandb"])
     monkeypatch.setattr(Accelerator, "init_trackers", lambda *given, **options: started.append((given[1:], options)))
-    start(tmp_path / "a-name", report_to=["wandb", "trackio"], lora_targets=["a", "b"])
+    start(tmp_path / "a-name", report_to=["wandb"], lora_targets=["a", "b"])
     (((name,), options),) = started
     assert name == "grpo" and options["config"]["lora_targets"] == "['a', 'b']"
     assert options["init_kwargs"]["wandb"] == {"name": "a-name", "dir": str(tmp_path / "a-name")}
-    assert options["init_kwargs"]["trackio"] == {"name": "a-name"}
-    assert os.environ["TRACKIO_DIR"] == str(tmp_path / "a-name" / "trackio")
 
 
 def fail(*given, **options):
