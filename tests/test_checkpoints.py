@@ -150,7 +150,7 @@ def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
     assert accepted == accepted_always | {"max_steps"}
     run.args = dataclasses.replace(args, lr_scheduler="linear")  # depends on the last step
     assert "max_steps" in run.resume_config()
-    assert not accepted & {"seed", "learning_rate", "dataset", "model_name_or_path", "lora_rank"}
+    assert not accepted & {"seed", "learning_rate", "dataset", "model_name_or_path", "eval_temperature"}
 
 
 def test_a_resume_takes_the_options_of_its_run(tmp_path, capsys):
