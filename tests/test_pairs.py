@@ -70,15 +70,22 @@ def test_an_unknown_character_is_no_end(tmp_path):
 
 def test_what_was_dropped_is_said(tmp_path, capsys):
     """A pair that is too long is never cut: it would lose its BOS or its system turn, or end in mid-sentence."""
-    rows = [("abcdef", "12345", "12"), ("b", "same", "same"), ("c", "", "some"), ("e", "1", "2"), ("abc", "12345", "1")]
+    rows = [
+        ("abcdef", "12345", "12"),
+        ("b", "same", "same"),
+        ("c", "", "some"),
+        ("c", "some", ""),
+        ("e", "1", "2"),
+        ("abc", "12345", "1"),
+    ]
     rows = [{"prompt": prompt, "chosen": chosen, "rejected": rejected} for prompt, chosen, rejected in rows]
     rows.append(dict.fromkeys(("chosen", "rejected"), [*USER, say("4")]))  # dialogues that are equal
     pairs = load_rows(tmp_path, rows, read=load_pairs, max_length=9)
     assert [text_of(pair.prompt) for pair in pairs] == ["e", "abc"]
     told = capsys.readouterr().out
-    assert "3 with equal or empty completions dropped, 1 longer than --max_length dropped" in told
+    assert "4 with equal or empty completions dropped, 1 longer than --max_length dropped" in told
     with pytest.raises(InputError, match="0 pairs"):
-        load_rows(tmp_path, rows[1:3], read=load_pairs)
+        load_rows(tmp_path, rows[1:4], read=load_pairs)
 
 
 def test_pairs_are_held_out_by_prompt(tmp_path):
