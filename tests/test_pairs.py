@@ -79,7 +79,7 @@ def test_what_was_dropped_is_said(tmp_path, capsys):
         ("abc", "12345", "1"),
     ]
     rows = [{"prompt": prompt, "chosen": chosen, "rejected": rejected} for prompt, chosen, rejected in rows]
-    rows.append(dict.fromkeys(("chosen", "rejected"), [*USER, say("4")]))  # dialogues that are equal
+    rows.append({key: [*USER, say("4")] for key in ("chosen", "rejected")})  # dialogues that are equal
     pairs = load_rows(tmp_path, rows, read=load_pairs, max_length=9)
     assert [text_of(pair.prompt) for pair in pairs] == ["e", "abc"]
     told = capsys.readouterr().out

@@ -71,34 +71,25 @@ def test_a_truncated_completion_has_no_answer():
 
 # --- functions of the user ---
 
-KEYWORDS = {"prompts", "completions", "completion_ids", "truncated", "gold"}
-KEYWORDS |= {"trainer_state", "log_metric", "log_extra"}
-
 
 def test_user_function_gets_trl_arguments(user_file):
-    """A reward written for GRPOTrainer must run unchanged: keyword lists, columns, one call for all rows."""
-    body = "calls = []\ndef mine(prompts, completions, level, **kwargs):\n"
-    body += "    calls.append((prompts, completions, level, kwargs))\n    return [float(x) for x in level]\n"
-    (reward,) = chosen(user_file(body) + ":mine")
-    rows = [row("p", "3", level=1), row("q", "4", level=2, completions="old")]
-    assert reward(rows, sampled("s", "t")).tolist() == [1.0, 2.0]
-    chat = [row([{"role": "user", "content": "p"}], None, level=1)]
-    assert reward(chat, sampled("s")).tolist() == [1.0]
-    plain, messages = sys.modules["reward_mine"].calls
-    assert plain[:3] == (["p", "q"], ["s", "t"], [1, 2])
-    assert plain[3].keys() | {"prompts", "completions"} == KEYWORDS
-    assert (plain[3]["gold"], plain[3]["truncated"]) == (["3", "4"], [False, False])
-    assert plain[3]["completion_ids"] == [[0], [1]] and plain[3]["trainer_state"].global_step == 0
-    assert messages[:2] == ([chat[0].prompt], [[{"role": "assistant", "content": "s"}]])
+    """A reward written for GRPOTrainer must run unchanged: keyword lists, columns, one call for all rows.
 
-
-def test_columns_are_those_of_all_rows_as_they_stand(user_file):
-    """Rows of JSON need not have the same columns; the extracted gold does not replace the answer's column."""
-    body = "calls = []\ndef mine(**keywords):\n    calls.append(keywords)\n    return [0.0, 0.0]\n"
+    Rows of JSON need not have the same columns; the extracted gold does not replace the answer's column.
+    """
+    body = "calls = []\ndef mine(**keywords):\n    calls.append(keywords)\n    return [0.5, 1.0]\n"
     (reward,) = chosen(user_file(body) + ":mine")
-    reward([row(level=1), row(answer="long #### 3")], sampled("s", "t"))
-    (given,) = sys.modules["reward_mine"].calls
-    assert given["level"] == [1, None] and given["answer"] == [None, "long #### 3"]
+    rows = [row("p", "3", level=1), row("q", "4", answer="long #### 4", completions="old")]
+    assert reward(rows, sampled("s", "t")).tolist() == [0.5, 1.0]
+    messages = [{"role": "user", "content": "p"}]
+    reward([row(messages, None)] * 2, sampled("s", "t"))
+    plain, chat = sys.modules["reward_mine"].calls
+    expected = {"prompts": ["p", "q"], "completions": ["s", "t"], "completion_ids": [[0], [1]]}
+    expected |= {"truncated": [False, False], "gold": ["3", "4"]}
+    expected |= {"level": [1, None], "answer": [None, "long #### 4"]}
+    assert {name: plain[name] for name in expected} == expected
+    assert plain.keys() - expected.keys() == {"trainer_state", "log_metric", "log_extra"}
+    assert chat["prompts"] == [messages] * 2 and chat["completions"][0] == [{"role": "assistant", "content": "s"}]
 
 
 def test_none_is_nan_and_counts_as_nothing(user_file):
@@ -127,12 +118,13 @@ def test_a_row_without_a_reward_gets_the_mean_of_its_group():
         ("['one', 0.0, 0.0]", "failed: ValueError: .*'one'"),
         ("[0.0, 1.0]", "returned 2 values for 3 completions"),
         ("1.0", "failed: TypeError"),
+        ("log_extra('x', [1]) or [0.0, 0.0, 0.0]", "failed: ValueError"),
         ("[1 / (c != 's1') for c in completions]", "failed: ZeroDivisionError: division by zero"),
     ],
 )
 def test_bad_values_name_the_function(user_file, returned, message):
     """A NaN, a missing value or an exception must stop the run; the script prints the traceback of an exception."""
-    (reward,) = chosen(user_file(f"def mine(completions, **_):\n    return {returned}\n") + ":mine")
+    (reward,) = chosen(user_file(f"def mine(completions, log_extra, **_):\n    return {returned}\n") + ":mine")
     with pytest.raises(InputError, match=f"--reward mine {message}") as caught:
         reward([row()] * 3, sampled("s0", "s1", "s2"))
     assert "\n" not in str(caught.value)
@@ -232,10 +224,3 @@ def test_logged_names_are_agreed_over_processes(monkeypatch):
     log = Log("folder", None, None, None, [*chosen("accuracy"), *own])
     assert log.reduce_logged("eval/") == {"eval/logged/a": 5.0, "eval/logged/b": 3.5}
     assert not own[0].logged and not own[1].logged
-
-
-def test_extra_columns_need_a_value_for_each_completion(user_file):
-    body = "def mine(log_extra, **_):\n    log_extra('x', [1])\n    return [0.0, 0.0]\n"
-    (reward,) = chosen(user_file(body) + ":mine")
-    with pytest.raises(InputError, match="--reward mine failed: ValueError"):
-        reward([row()] * 2, sampled("", ""))
