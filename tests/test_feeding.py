@@ -65,22 +65,26 @@ BLANK = "\u2581"
 
 def prepending(kind):
     """One token a character or two line breaks; as Llama 2's and Mistral v0.1's it puts a blank before every text."""
-    vocabulary = {token: i for i, token in enumerate(["<unk>", "</s>", BLANK, "\n", *"123456789+=", "\n\n"])}
-    core = Tokenizer(models.BPE(vocabulary, [("\n", "\n")], unk_token="<unk>"))
-    if kind == "normalizer":
+    tokens = ["<unk>", "</s>", BLANK, "\n", *"123456789+=", "\n\n", f"\n{BLANK}"]
+    merges = [("\n", BLANK)] if kind == "none" else [("\n", "\n")]
+    core = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>"))
+    if kind == "none":  # but a line break and a blank are one token
+        core.normalizer = normalizers.Replace(" ", BLANK)
+    elif kind == "normalizer":
         core.normalizer = normalizers.Sequence([normalizers.Prepend(BLANK), normalizers.Replace(" ", BLANK)])
     else:
         core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind)
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
 
 
-@pytest.mark.parametrize("kind", ["normalizer", "always", "first"])
+@pytest.mark.parametrize("kind", ["normalizer", "always", "first", "none"])
 def test_a_completion_has_no_blank_that_nobody_wrote(kind, tmp_path):
     tokenizer = prepending(kind)
     texts = [("2", "3"), (" 2", "\n2"), ("\n\n2", "\n\n\n2")]
     pairs = pairs_from(tmp_path, tokenizer, *(("1+1=", *pair) for pair in texts))
     for pair, (chosen, rejected) in zip(pairs, texts, strict=True):
-        expected = [f"{BLANK}1+1=", f"{chosen}</s>".replace(" ", BLANK), f"{rejected}</s>"]
+        prompt = "1+1=" if kind == "none" else f"{BLANK}1+1="
+        expected = [prompt, f"{chosen}</s>".replace(" ", BLANK), f"{rejected}</s>"]
         assert [text_of(ids, tokenizer) for ids in pair[:3]] == expected
 
 

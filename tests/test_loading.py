@@ -190,6 +190,8 @@ def test_prompts_are_shared_unless_the_model_is_sharded_or_recomputes(monkeypatc
     policies.append(policy_of())
     assert [policy.shares_prompts for policy in policies] == [True, False, False, False]
     assert all(policy.head_is_last for policy in policies)
+    recomputes = [any(getattr(x, "gradient_checkpointing", False) for x in policy.modules()) for policy in policies]
+    assert recomputes == [False, True, False, False]
 
 
 def test_model_is_saved_with_its_own_generation_config(tmp_path):
