@@ -88,17 +88,13 @@ def pytest_ignore_collect(collection_path, config):
     return True if not re.search(r"\b(ALL|FAMILY|PAIRS|SCRIPTS)\b", text) else None
 
 
-def parameters(item):
-    """The parameters of a test, as text."""
-    return set(map(str, item.callspec.params.values())) if hasattr(item, "callspec") else set()
-
-
 def pytest_collection_modifyitems(config, items):
     """`--script`: keep what is asked of that script."""
     scripts = config.getoption("script", None)
     if scripts:
         names = {pathlib.Path(script).stem for script in scripts}
-        chosen = [item for item in items if names & parameters(item)]
+        asked = [item for item in items if hasattr(item, "callspec")]
+        chosen = [item for item in asked if names & set(map(str, item.callspec.params.values()))]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
 

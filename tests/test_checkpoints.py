@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from harness.run import RUNTIME_OPTIONS
-from small_run import advance, failure, no_room, refusal, start, train
+from small_run import FULL, advance, failure, no_room, refusal, start, train
 from testbed import script
 
 # --- a checkpoint is data ---
@@ -89,29 +89,21 @@ def test_a_checkpoint_that_lacks_weights_is_not_loaded(checkpoint):
     assert line.startswith(f"{checkpoint} is damaged: ") and '"bias"' in line
 
 
-def test_a_last_line_that_is_cut_is_not_damage(checkpoint):
-    folder = checkpoint.parents[1]
-    whole = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    (folder / "metrics.jsonl").write_text(whole + '{"step": 2, "rew', encoding="utf-8")  # killed while writing
-    start(folder, resume=True)
-    assert (folder / "metrics.jsonl").read_text(encoding="utf-8") == whole
-
-
-def test_rows_that_a_crash_of_the_machine_lost_are_not_filled_with_zeros(checkpoint):
-    folder = checkpoint.parents[1]
-    (folder / "metrics.jsonl").write_bytes(b"")
-    start(folder, resume=True)
-    assert (folder / "metrics.jsonl").read_bytes() == b""
-
-
-def test_samples_of_later_steps_are_cut_as_the_rows_are(tmp_path):
+def test_a_resume_cuts_the_logs_to_their_sizes_at_the_checkpoint(tmp_path):
+    """Rows that a crash of the machine lost are not filled with zeros."""
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)
+    logs = [tmp_path / name for name in ("metrics.jsonl", "samples.jsonl")]
+    at_checkpoint = [log.read_bytes() for log in logs]
     advance(run, optimizer, save=False)
+    with open(logs[0], "a", encoding="utf-8") as file:
+        file.write('{"step": 3, "rew')  # killed while writing
     run.lock.release()
+    start(tmp_path, resume=True)[0].lock.release()
+    assert [log.read_bytes() for log in logs] == at_checkpoint
+    logs[0].write_bytes(b"")
     start(tmp_path, resume=True)
-    for name in ("metrics.jsonl", "samples.jsonl"):
-        assert [json.loads(line)["step"] for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()] == [1]
+    assert logs[0].read_bytes() == b""
 
 
 def test_a_step_is_saved_once(tmp_path, monkeypatch):
@@ -144,17 +136,6 @@ def test_a_checkpoint_of_another_run_is_refused(name, value, says, checkpoint):
     assert refusal(checkpoint.parents[1], resume=True) == f"--resume cannot change {says}"
 
 
-def test_max_steps_may_change_unless_the_schedule_depends_on_it(tmp_path):
-    for scheduler in ("linear", "constant"):
-        run, optimizer, _ = start(tmp_path / scheduler, lr_scheduler=scheduler, max_steps=5)
-        advance(run, optimizer)
-        run.lock.release()
-    assert "cannot change --max_steps (checkpoint: 5, now: 9)" in refusal(
-        tmp_path / "linear", resume=True, lr_scheduler="linear", max_steps=9
-    )
-    assert start(tmp_path / "constant", resume=True, lr_scheduler="constant", max_steps=9)[0].step == 1
-
-
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dpo", "reward_model"])
 def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
     run, _optimizer, _ = start(tmp_path, script(name))
@@ -167,14 +148,15 @@ def test_every_option_is_compared_but_those_that_may_change(name, tmp_path):
             assert run.resume_config() == before | {field.name: "another"}
     accepted_always = {option for option in RUNTIME_OPTIONS if hasattr(args, option)}
     assert accepted == accepted_always | {"max_steps"}
-    assert not accepted & {"seed", "learning_rate", "dataset", "model_name_or_path", "lora_rank"}
+    run.args = dataclasses.replace(args, lr_scheduler="linear")  # depends on the last step
+    assert "max_steps" in run.resume_config()
+    assert not accepted & {"seed", "learning_rate", "dataset", "model_name_or_path", "eval_temperature"}
 
 
 def test_a_resume_takes_the_options_of_its_run(tmp_path, capsys):
     """One that changes the training is named; others may change."""
-    train(
-        tmp_path, "--learning_rate", "3e-5", "--save_every", 1, "--reward", "accuracy", "format", "--no_normalize_std"
-    )
+    words = "--learning_rate 3e-5 --save_every 1 --reward accuracy format --no_normalize_std"
+    train(tmp_path, *words.split())
     args = json.loads((tmp_path / "args.json").read_text(encoding="utf-8"))
     script("grpo").main(["--resume", "--output_dir", str(tmp_path), "--max_steps", "3", "--eval_every", "1"])
     again = json.loads((tmp_path / "args.json").read_text(encoding="utf-8"))
@@ -191,15 +173,6 @@ def test_a_resume_takes_the_options_of_its_run(tmp_path, capsys):
 
 
 # --- which are kept ---
-
-
-@pytest.mark.parametrize("limit", [1, 3])
-def test_as_many_checkpoints_are_kept_as_asked_for(limit, tmp_path):
-    run, optimizer, _ = start(tmp_path, save_total_limit=limit)
-    for _ in range(4):
-        advance(run, optimizer)
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == [f"step-{step:08d}" for step in range(5 - limit, 5)]
 
 
 @pytest.mark.beside("tools")
@@ -224,15 +197,9 @@ def test_a_checkpoint_becomes_a_model(name, options, tmp_path):
     for step in steps:
         checkpoint_to_model.main([str(step), str(tmp_path / step.name)])
     (file,) = (path.name for path in (tmp_path / "run" / "model").glob("*.safetensors"))
-    first, last, model = (
-        load_file(folder / file) for folder in (*(tmp_path / x.name for x in steps), tmp_path / "run" / "model")
-    )
-    assert last.keys() == model.keys() and all(torch.equal(last[key], model[key]) for key in model)
-    assert any(not torch.equal(first[key], last[key]) for key in model)
-    (names, written) = (
-        {path.name for path in folder.iterdir()} for folder in (tmp_path / "run" / "model", tmp_path / steps[0].name)
-    )
-    assert names == written
+    model, *made = (tmp_path / "run" / "model", *(tmp_path / step.name for step in steps))
+    assert {path.name for path in model.iterdir()} == {path.name for path in made[0].iterdir()}
+    assert (made[1] / file).read_bytes() == (model / file).read_bytes() != (made[0] / file).read_bytes()
     assert "is not a checkpoint" in failure(checkpoint_to_model.main, [str(tmp_path), str(tmp_path / "x")])
 
 
@@ -250,8 +217,9 @@ def test_a_checkpoint_that_a_crash_left_goes_with_the_next_one(tmp_path, monkeyp
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000004"]
 
 
-def test_only_its_own_checkpoints_are_chosen_and_deleted(tmp_path):
-    run, optimizer, _ = start(tmp_path)
+@pytest.mark.parametrize("limit", [1, 3])
+def test_only_its_own_checkpoints_are_chosen_and_deleted(limit, tmp_path):
+    run, optimizer, _ = start(tmp_path, save_total_limit=limit)
     advance(run, optimizer)
     folder = tmp_path / "checkpoints"
     others = {"step-00000001-best", "step-00000009-copy", "step-9", "best"}
@@ -259,35 +227,22 @@ def test_only_its_own_checkpoints_are_chosen_and_deleted(tmp_path):
         shutil.copytree(folder / "step-00000001", folder / name)
     for _ in range(3):
         advance(run, optimizer)
-    assert {path.name for path in folder.iterdir()} == {*others, "step-00000003", "step-00000004"}
+    assert {path.name for path in folder.iterdir()} == {*others, *(f"step-{i:08d}" for i in range(5 - limit, 5))}
     run.lock.release()
     assert start(tmp_path, resume=True)[0].step == 4
 
 
-def test_a_checkpoint_that_is_a_link_ends_nothing(tmp_path):
-    run, optimizer, _ = start(tmp_path / "run")
-    advance(run, optimizer)
-    path = tmp_path / "run" / "checkpoints" / "step-00000001"
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    for _ in range(3):
-        advance(run, optimizer)
-    assert (tmp_path / "elsewhere" / "state.json").exists()
-
-
-@pytest.mark.parametrize(
-    "error", ["No space left on device", "[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"]
-)
+@pytest.mark.parametrize("error", [FULL, RuntimeError("[enforce fail at inline_container.cc:664]")])
 def test_a_full_disk_while_a_checkpoint_is_written_leaves_the_last_one(error, tmp_path, monkeypatch):
     def fail(*given, **options):
-        raise RuntimeError(error) if "enforce" in error else OSError(28, error)
+        raise error
 
     run, optimizer, _ = start(tmp_path)
     advance(run, optimizer)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fail)
         said = failure(advance, run, optimizer)
-    assert said.startswith("checkpoint of step 2: ") and error in said
+    assert said.startswith("checkpoint of step 2: ") and str(error) in said
     run.lock.release()
     run, optimizer, _ = start(tmp_path, resume=True)
     assert run.step == 1

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 
 import numpy as np
@@ -9,26 +10,11 @@ import pytest
 import torch
 
 from harness.chat import end_token
-from harness.data import PromptSampler, load_prompts
+from harness.data import PromptSampler
 from harness.errors import InputError
-from rows import PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, say, write
+from rows import TEMPLATE, USER, gemma_tokenizer, load, load_rows, make_tokenizer, say, text_of, write
 
-STRICT_TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    "{{ m.content }}{% endfor %}"
-)
 CHAT = make_tokenizer(TEMPLATE)
-
-
-def load(dataset, tokenizer=PLAIN, **options):
-    return load_prompts(make_args(dataset, **options), tokenizer)
-
-
-def load_rows(folder, rows, tokenizer=PLAIN, **options):
-    """All prompts of these rows; the evaluation data is a file of its own that does not matter."""
-    path = write(folder / "rows.jsonl", rows)
-    other = write(folder / "other.jsonl", [rows[0]])
-    return load(path, tokenizer, **{"eval_dataset": str(other)} | options)[0]
 
 
 def error_of(*arguments, **options):
@@ -39,21 +25,14 @@ def error_of(*arguments, **options):
     return str(caught.value)
 
 
-def text_of(prompt, tokenizer=PLAIN):
-    return "".join(tokenizer.convert_ids_to_tokens(prompt.ids))
-
-
 def numbered(n):
     return [{"prompt": f"question {i}", "answer": str(i)} for i in range(n)]
 
 
 # --- formats ---
 
-
-def text_part(text):
-    return {"type": "text", "text": text}
-
-
+PARTS = [{"type": "text", "text": text} for text in ("2+", "2?")]
+SFT = [*USER, say("2+2=4\n#### 4")]
 FORMATS = {
     "gsm8k": ({"question": "2+2?", "answer": "2+2=<<2+2=4>>4\n#### 4"}, "2+2?", "4"),
     "math": ({"problem": "2+2?", "level": "1", "solution": r"It is $\boxed{\frac{8}{2}}$."}, "2+2?", r"\frac{8}{2}"),
@@ -65,10 +44,11 @@ FORMATS = {
     "prompt only": ({"prompt": "2+2?"}, "2+2?", None),
     "prompt only, messages": ({"prompt": USER}, USER, None),
     "preference": ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", None),
-    "sft": ({"messages": [*USER, say("2+2=4\n#### 4")]}, USER, "4"),
+    "sft": ({"messages": SFT}, USER, "4"),
+    "sft as text": ({"messages": json.dumps(SFT)}, USER, "4"),
     "messages": ({"messages": USER, "answer": "4"}, USER, "4"),
-    "reward_terms": ({"prompt": [{"role": "user", "content": [text_part("2+"), text_part("2?")]}], "answer": "4"}, USER, "4"),
-}  # fmt: skip
+    "parts": ({"prompt": [{"role": "user", "content": PARTS}], "answer": "4"}, USER, "4"),
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -76,37 +56,47 @@ def test_formats_are_understood_by_their_columns(tmp_path, no_datasets, name):
     row, prompt, gold = FORMATS[name]
     loaded = load_rows(tmp_path, [row], reward=["format" if gold is None else "accuracy"])[0]
     assert (loaded.prompt, loaded.gold) == (prompt, gold)
-    assert text_of(loaded) == (prompt if isinstance(prompt, str) else "2+2?")
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet"])
-def test_a_train_file_is_evaluated_on_the_test_file_beside_it(suffix, tmp_path, datasets):
-    """GSM8K lies on the disk as train.jsonl and test.jsonl; other files beside it are not read."""
-    files = {}
-    for split in ("validation", "test", "train"):
-        rows = [{"prompt": f"{split} {i}", "answer": str(i)} for i in range(2)]
-        files[split] = write_as(tmp_path / f"{split}{suffix}", rows, datasets)
-        (tmp_path / f"train-1{suffix}").write_bytes(b"{")
-        train, evaluation = load(tmp_path / f"train{suffix}") if split == "train" else ([], [])
-    assert [p.prompt for p in train + evaluation] == ["train 0", "train 1", "test 0", "test 1"]
-    files["test"].unlink()
-    assert load(tmp_path / f"train{suffix}")[1][0].prompt == "validation 0"
-    assert {p.prompt for side in load(files["validation"]) for p in side} == {"validation 0", "validation 1"}
+    assert text_of(loaded.ids) == (prompt if isinstance(prompt, str) else "2+2?")
 
 
 def write_as(path, rows, datasets):
-    """Write a file in the format of its suffix."""
-    if path.suffix == ".parquet":
+    """Write a file in the format of its ending, or a folder of `save_to_disk`."""
+    if not path.suffix:
+        datasets.Dataset.from_list(rows).save_to_disk(path)
+    elif path.suffix == ".parquet":
         datasets.Dataset.from_list(rows).to_parquet(path)
-        return path
-    texts = {
-        ".jsonl": "\n".join(map(json.dumps, rows)),
-        ".json": json.dumps(rows, indent=1),
-        ".csv": "\n".join(",".join(row) for row in [rows[0].keys(), *(row.values() for row in rows)]),
-    }
-    text = texts[path.name.removeprefix(path.name.partition(".")[0]).removesuffix(".gz")].encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    else:
+        text = io.StringIO()
+        if ".csv" in path.suffixes:
+            writer = csv.DictWriter(text, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            text.write("\n".join(map(json.dumps, rows)) if ".jsonl" in path.suffixes else json.dumps(rows, indent=1))
+        data = text.getvalue().encode("utf-8-sig" if path.suffix == ".json" else "utf-8")
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
+
+
+@pytest.mark.parametrize("suffix", ["", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet"])
+def test_each_format_has_the_rows_of_jsonl(suffix, tmp_path, datasets):
+    """A file of .json has a byte order mark here, and a cell of .csv a line break."""
+    rows = [{"question": f"{i}+2?", "answer": f"It is\n#### {i + 2}", "level": i} for i in range(30)]
+    expected = load(write(tmp_path / "rows.jsonl", rows), reward=["accuracy"])
+    assert load(write_as(tmp_path / f"rows{suffix}", rows, datasets), reward=["accuracy"]) == expected
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz"])
+def test_a_train_file_is_evaluated_on_the_test_file_beside_it(suffix, tmp_path):
+    """GSM8K lies on the disk as train.jsonl and test.jsonl; other files beside it are not read."""
+    paths = {split: tmp_path / f"{split}{suffix}" for split in ("train", "test", "validation")}
+    for split, path in paths.items():
+        write_as(path, [{"prompt": f"{split} {i}", "answer": str(i)} for i in range(2)], None)
+    (tmp_path / f"train-1{suffix}").write_bytes(b"{")
+    assert [p.prompt for side in load(paths["train"]) for p in side] == ["train 0", "train 1", "test 0", "test 1"]
+    paths["test"].unlink()
+    assert load(paths["train"])[1][0].prompt == "validation 0"
+    assert {p.prompt for side in load(paths["validation"]) for p in side} == {"validation 0", "validation 1"}
 
 
 def test_other_columns_by_name(tmp_path):
@@ -116,35 +106,11 @@ def test_other_columns_by_name(tmp_path):
     assert loaded.columns == {"prompt": "wrong", "answer": "0", "gold": 4}
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_lines_with_a_byte_order_mark(encoding, tmp_path, no_datasets):
-    rows = numbered(4)
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding=encoding)
-    train, evaluation = load(tmp_path / "rows.jsonl")
-    assert {p.prompt for p in train + evaluation} == {row["prompt"] for row in rows}
-
-
-def test_json_parquet_csv_and_saved_datasets(tmp_path, datasets):
-    rows = [{"question": f"{i}+2?", "answer": f"It is\n#### {i + 2}", "level": i} for i in range(30)]
-    dataset = datasets.Dataset.from_list(rows)
-    dataset.to_parquet(tmp_path / "rows.parquet")
-    dataset.save_to_disk(tmp_path / "saved")
-    (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
-    with open(tmp_path / "rows.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    expected = load(write(tmp_path / "rows.jsonl", rows), reward=["accuracy"])
-    for name in ("rows.parquet", "saved", "rows.csv", "rows.json"):
-        assert load(tmp_path / name, reward=["accuracy"]) == expected, name
-
-
 def test_hub_dataset_with_config(datasets, monkeypatch):
     def fake(name, config=None):
         assert (name, config) in (("some/math", "main"), ("other/math", None))  # a config belongs to its own dataset
-        return datasets.DatasetDict(
-            train=datasets.Dataset.from_list(numbered(3)), test=datasets.Dataset.from_list(numbered(5)[3:])
-        )
+        rows = {"train": numbered(3), "test": numbered(5)[3:]}
+        return datasets.DatasetDict({split: datasets.Dataset.from_list(rows[split]) for split in rows})
 
     monkeypatch.setattr(datasets, "load_dataset", fake)
     train, evaluation = load("some/math", dataset_config="main")
@@ -173,8 +139,7 @@ def test_rows_with_the_same_prompt_and_answer_merge(tmp_path, capsys):
         {"prompt": USER, "answer": "5", "id": 2},
         {"prompt": [{"role": "system", "content": "2+2?"}], "answer": "4", "id": 3},
     ]
-    train = load_rows(tmp_path, rows)
-    assert [p.columns["id"] for p in train] == [0, 2, 3]
+    assert [p.columns["id"] for p in load_rows(tmp_path, rows)] == [0, 2, 3]
     assert "1 repeated rows merged" in capsys.readouterr().out
 
 
@@ -266,7 +231,7 @@ def test_sft_data_is_cut_before_the_gold_answer(tmp_path):
     row = {"messages": [*turns, say("#### 4")], "level": 1}
     (loaded,) = load_rows(tmp_path, [row], CHAT, reward=["accuracy"])
     assert (loaded.prompt, loaded.gold, loaded.columns) == (turns, "4", {"level": 1})
-    assert text_of(loaded) == "[user]2+2?[end][assistant]4[end][user]2+2?[end][assistant]"
+    assert text_of(loaded.ids) == "[user]2+2?[end][assistant]4[end][user]2+2?[end][assistant]"
 
 
 KWARGS_TEMPLATE = (
@@ -286,30 +251,15 @@ def test_kwargs_and_tools_reach_the_template(tmp_path):
     ]
     options = {"chat_template_kwargs": '{"enable_thinking": false, "style": "S"}'}
     prompts = load_rows(tmp_path, rows, tokenizer, **options)
-    assert [text_of(prompt) for prompt in prompts] == ["a(no)S", "<f>a(no)S", "<g>a(no)S", "aS"]
-
-
-@pytest.mark.parametrize("kwargs", ["{a", "[1]"])
-def test_wrong_kwargs_are_refused(tmp_path, kwargs):
-    path = write(tmp_path / "a.jsonl", numbered(3))
-    assert "chat_template_kwargs" in error_of(path, CHAT, chat_template_kwargs=kwargs)
-
-
-def test_a_begun_answer_is_continued(tmp_path):
-    """A second assistant turn after the begun one would make the model start anew."""
-    begun = [*USER, say("Let us")]
-    loaded = load_rows(tmp_path, [{"prompt": begun}], CHAT, prompt_template="<{prompt}>")[0]
-    assert text_of(loaded) == "[user]<2+2?>[end][assistant]Let us"
+    assert [text_of(prompt.ids) for prompt in prompts] == ["a(no)S", "<f>a(no)S", "<g>a(no)S", "aS"]
 
 
 def test_prompt_template_and_system_prompt(tmp_path):
     """Braces of mathematics are not fields; reward functions see the row's own text."""
     options = dict(prompt_template=r"Put it in \boxed{}: {prompt} {x}", system_prompt="Be {brief}.")
     loaded = load_rows(tmp_path, [{"prompt": r"\frac{1}{2}+{prompt}?"}], **options)[0]
-    assert text_of(loaded) == "Be {brief}.\n\n" + r"Put it in \boxed{}: \frac{1}{2}+{prompt}? {x}"
+    assert text_of(loaded.ids) == "Be {brief}.\n\n" + r"Put it in \boxed{}: \frac{1}{2}+{prompt}? {x}"
     assert loaded.prompt == r"\frac{1}{2}+{prompt}?"
-    loaded = load_rows(tmp_path, [{"prompt": "a"}], CHAT, prompt_template="<{prompt}>", system_prompt="S")[0]
-    assert text_of(loaded) == "[system]S[end][user]<a>[end][assistant]"
 
 
 def test_options_on_a_conversation(tmp_path):
@@ -317,7 +267,7 @@ def test_options_on_a_conversation(tmp_path):
     turns = [("system", "old"), ("user", "a"), ("assistant", "b"), ("user", "c")]
     messages = [{"role": role, "content": content} for role, content in turns]
     loaded = load_rows(tmp_path, [{"prompt": messages}], CHAT, prompt_template="<{prompt}>", system_prompt="new")[0]
-    assert text_of(loaded) == "[system]new[end][user]a[end][assistant]b[end][user]<c>[end][assistant]"
+    assert text_of(loaded.ids) == "[system]new[end][user]a[end][assistant]b[end][user]<c>[end][assistant]"
     assert loaded.prompt == messages
 
 
@@ -339,30 +289,26 @@ def test_a_template_that_refuses_an_answer_is_one_line():
 
 # --- bad input ---
 
+FIRST = b'{"prompt": "a", "answer": "1"}'
+
 
 @pytest.mark.parametrize(
     ("lines", "number", "says"),
     [
-        ([b'{"prompt": "a", "answer": "1"}', b"", b'{"prompt": "b", '], "line 3", "cannot be read"),
-        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "\xff", "answer": "1"}'], "", "cannot be read"),
-        ([b'{"prompt": "a", "answer": "1"}', b"[" * 100_000], "", "cannot be read"),
-        ([b'{"prompt": "a", "answer": "1"}', b'["b"]'], "line 2", "expected an object"),
-        ([b'{"prompt": "a", "answer": "1"}', b"null"], "line 2", "expected an object"),
-        ([b'{"prompt": "a\\ud83d", "answer": "1"}'], "line 1", "surrogate"),  # a lone surrogate
+        ([FIRST, b"", b'{"prompt": "b", '], "line 3", "cannot be read"),
+        ([FIRST, b'{"prompt": "\xff", "answer": "1"}'], "", "cannot be read"),
+        ([FIRST, b"[" * 100_000], "", "cannot be read"),
+        ([FIRST, b'["b"]'], "line 2", "expected an object"),
         ([b'[{"prompt": "a"}, {"prompt": "a\\ud83d", "answer": "1"}]'], "row 2", "surrogate"),
         ([b'{"messages": "a", "answer": "1"}'], "row 1", "column messages: expected text or a list of messages"),
-        ([b'{"prompt": "a", "answer": "1"}', b'{"answer": "1"}'], "row 2", "no column prompt in ['answer']: set --prompt_column"),
-        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": " \\n", "answer": "1"}'], "row 2", "the prompt is empty"),
         ([b'{"prompt": [], "answer": "1"}'], "row 1", "column prompt: expected text or a list of messages"),
-        ([b'{"prompt": 3, "answer": "1"}'], "row 1", "column prompt: expected text or a list of messages"),
-        ([b'{"prompt": [{"from": "human", "value": "a"}], "answer": "1"}'], "row 1", "column prompt: expected messages with 'role' and 'content'"),
-        ([b'{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": 1}'], "row 1", "the content of a message is not text"),
-        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b", "answer": ""}'], "row 2", "no answer"),
-        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b"}'], "row 2", "no answer"),
-        ([b'{"prompt": "a", "answer": "1"}', b'{"prompt": "b", "answer": NaN}'], "row 2", "no answer"),
-        ([b'{"prompt": "a", "reward_model": {"style": "rule"}}'], "row 1", "no answer"),
+        ([b'{"prompt": [{"from": "human", "value": "a"}]}'], "row 1", "expected messages with 'role' and 'content'"),
+        ([FIRST, b'{"answer": "1"}'], "row 2", "no column prompt in ['answer']: set --prompt_column"),
+        ([FIRST, b'{"prompt": " \\n", "answer": "1"}'], "row 2", "the prompt is empty"),
+        ([FIRST, b'{"prompt": "b", "answer": ""}'], "row 2", "no answer"),
+        ([FIRST, b'{"prompt": "b", "answer": NaN}'], "row 2", "no answer"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_row_is_named(tmp_path, no_datasets, lines, number, says):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(lines))
@@ -379,15 +325,17 @@ def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
     path = write(tmp_path / "rows.jsonl", [{"text": "a", "label": 1}])
     assert "no column prompt in ['text', 'label']: set --prompt_column" in error_of(path)
     assert "no column txt in ['text', 'label']: set --prompt_column" in error_of(path, prompt_column="txt")
-    assert "no column gold in ['text', 'label']: set --answer_column" in error_of(
-        path, prompt_column="text", answer_column="gold"
-    )
+    options = dict(prompt_column="text", answer_column="gold")
+    assert "no column gold in ['text', 'label']: set --answer_column" in error_of(path, **options)
 
 
 def test_bad_files_and_options(tmp_path, no_datasets):
     good = write(tmp_path / "rows.jsonl", numbered(4))
     for name in ("absent.jsonl", "train.jsonl"):
         assert "No such file" in error_of(tmp_path / name)
+    for name in ("a.tsv", "a.jsonl.zst", "a"):
+        (tmp_path / name).write_text("prompt\n2+2?\n", encoding="utf-8")
+        assert "expected .jsonl, .json or .csv (also with .gz), or .parquet" in error_of(tmp_path / name)
     assert "--eval_dataset absent.jsonl" in error_of(good, eval_dataset="absent.jsonl")
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     assert "not enough data: training: 0 prompts" in error_of(tmp_path / "empty.jsonl")
@@ -395,12 +343,6 @@ def test_bad_files_and_options(tmp_path, no_datasets):
     assert "--eval_split dev: not one of train" in error_of(good, eval_split="dev")
     assert "0 prompts (4 longer than --max_prompt_tokens" in error_of(good, max_prompt_tokens=9)
     assert "evaluation: 0 held out" in error_of(write(tmp_path / "one.jsonl", numbered(1)))
-
-
-@pytest.mark.parametrize("name", ["a.tsv", "a.arrow", "a.txt", "a.ndjson", "a.jsonl.zst", "a"])
-def test_a_file_of_another_format_gets_the_endings_that_are_read(name, tmp_path, no_datasets):
-    (tmp_path / name).write_text("prompt\n2+2?\n", encoding="utf-8")
-    assert "expected .jsonl, .json or .csv (also with .gz), or .parquet" in error_of(tmp_path / name)
 
 
 def test_a_step_that_repeats_prompts_says_so(tmp_path, capsys):
@@ -426,8 +368,8 @@ def test_an_unknown_hub_dataset_is_one_line(datasets, monkeypatch):
 
 def test_what_a_template_cannot_render_names_the_row(tmp_path):
     path = write(tmp_path / "rows.jsonl", [{"prompt": "a"}])
-    message = error_of(path, make_tokenizer(STRICT_TEMPLATE), system_prompt="S")
-    assert message.startswith("row 1: ") and "no system role" in message
+    tokenizer = make_tokenizer("{{ raise_exception('no system role') }}")
+    assert error_of(path, tokenizer).startswith("row 1: chat template: no system role")
 
 
 # --- sampler ---
@@ -456,10 +398,6 @@ def test_the_order_does_not_depend_on_the_sizes_drawn_nor_on_global_randomness()
     np.random.seed(5)
     sampler = PromptSampler(range(7), seed=0)
     assert [i for k in (1, 2, 3, 0, 14, 8, 32) for i in sampler.draw(k)] == whole
-    state = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
-    sampler.draw(9)
-    assert torch.equal(torch.random.get_rng_state(), state[0])
-    assert np.random.get_state()[1].tolist() == state[1]
 
 
 @pytest.mark.parametrize("before", [0, 3, 7, 20])
@@ -471,11 +409,3 @@ def test_resume_continues_where_it_stopped(before):
     second = PromptSampler(range(7), seed=1)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.draw(40 - before) == whole[before:]
-
-
-def test_countdowns_example_builds_the_prompt(tmp_path):
-    import countdown
-
-    row = {"nums": [44, 19, 35], "target": 98}
-    (loaded,) = load_rows(tmp_path, [countdown.with_prompt(row)])
-    assert "44, 19, 35" in loaded.prompt and "98" in loaded.prompt and loaded.columns == row

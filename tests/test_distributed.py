@@ -1,16 +1,12 @@
 """harness/launch.py: FSDP2 and ZeRO on two CPU processes (gloo, pretend_gpus), the launch, and configs/."""
 
-import contextlib
-import math
 import os
 import shutil
 import types
-from unittest import mock
 
 import pytest
 import torch
 import yaml
-from accelerate import Accelerator
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin
@@ -18,18 +14,12 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from transformers import AutoModelForCausalLM
 
 import worker
-from common.batches import Samples
-from common.rewards import Reward
-from harness.data import Prompt
 from harness.errors import InputError
-from harness.evaluation import evaluate
-from harness.launch import SMALL_MODEL, call_on_main, make_accelerator, set_threads, set_up_deepspeed, set_up_fsdp
-from harness.loading import load_policy, load_reference, load_tokenizer
-from harness.metrics import Metrics
+from harness.launch import SMALL_MODEL, make_accelerator, set_threads, set_up_deepspeed, set_up_fsdp
+from harness.loading import load_reference
 from processes import run_processes
-from small_run import completion
+from small_models import policy_of
 from testbed import ROOT, embedded, metric_rows, run_script, script
-from threads import Processes
 
 CONFIGS = ROOT / "configs"
 PAPERS = sorted(CONFIGS.glob("*-paper.yaml"))
@@ -138,15 +128,9 @@ def test_the_reference_under_bf16_keeps_its_rotary_frequencies():
     assert {buffer.dtype for buffer in reference.buffers()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        (dict(fsdp_version=1), "fsdp_version: 2"),
-        (dict(cpu_ram_efficient_loading=True), "fsdp_cpu_ram_efficient_loading"),
-    ],
-)
-def test_what_fsdp_cannot_do_here_is_refused(options, said, fsdp_plugin):
-    with pytest.raises(InputError, match=said):
+@pytest.mark.parametrize("options", [dict(fsdp_version=1), dict(cpu_ram_efficient_loading=True)])
+def test_what_fsdp_cannot_do_here_is_refused(options, fsdp_plugin):
+    with pytest.raises(InputError, match="fsdp_version: 2 and fsdp_cpu_ram_efficient_loading: false"):
         set_up_fsdp(fsdp_plugin(**options), "no")
 
 
@@ -160,52 +144,7 @@ def test_batches_and_clipping_of_deepspeed_are_those_of_the_options(value, stage
     assert config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] == (stage == 3)  # for model/
 
 
-# --- rows without a reward ---
-
-NAN = float("nan")
-TERMS = [[1.0, 0.0], [0.5, NAN], [NAN, NAN], [0.25, 0.75]]  # of four groups of two, the third without any reward
-
-
-class Own(Reward):
-    def compute(self, prompts, completions):
-        """Return the values of TERMS; a prompt names its group."""
-        values = [TERMS[int(prompt.prompt)][row % 2] for row, prompt in enumerate(prompts)]
-        return [None if math.isnan(value) else value for value in values]
-
-
-def scores_of(accelerator):
-    """Return the metrics of a step and of an evaluation on this process's share of the groups."""
-    module = script("grpo")
-
-    def sample_and_score(prompts, n, *rest):
-        completions = [completion("2") for _ in range(n * len(prompts))]
-        mask = torch.ones(len(completions), 2, dtype=torch.bool)
-        batch = {"completions": mask.long(), "completion_mask": mask, "truncated": ~mask[:, 0]}
-        rewards, terms = module.compute_rewards([Own("own", 1.0, None)], prompts, completions, n)
-        return Samples(batch, prompts, completions, rewards, terms)
-
-    prompts, metrics = [Prompt([1], f"{i}", None) for i in range(4)], Metrics()
-    samples = sample_and_score(prompts[accelerator.process_index :: accelerator.num_processes], 2)
-    with metrics.timed("rollout"), metrics.timed("update"):
-        metrics.add_samples(samples, 2)
-        metrics.add_rewards(samples, 2)
-    log = mock.Mock(rows_of=lambda *given, **more: [], reduce_logged=lambda prefix: {})
-    args = module.Args(eval_samples=2, eval_k=1)
-    run = types.SimpleNamespace(accelerator=accelerator, args=args, rank=accelerator.process_index, log=log)
-    return metrics.reduce(accelerator) | evaluate(run, prompts, sample_and_score)
-
-
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_rows_without_a_reward_are_in_no_mean_on_any_number_of_processes(processes):
-    for found in Processes(processes).run(scores_of):
-        scored = [1.0, 0.0, 0.5, 0.25, 0.75]
-        mean = sum(scored) / 5
-        assert found["reward/mean"] == found["eval/reward"] == found["reward_terms/own"] == pytest.approx(mean)
-        assert found["reward/std"] == pytest.approx((sum((x - mean) ** 2 for x in scored) / 5) ** 0.5)
-        assert found["reward/unscored"] == 3 / 8
-
-
-# --- the launch, and what the first process alone does ---
+# --- the launch ---
 
 
 def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
@@ -216,9 +155,7 @@ def test_a_launcher_that_accelerate_does_not_see_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("processes, weights, threads", [(1, 1e5, 1), (1, SMALL_MODEL, 4), (2, 1e9, 2), (8, 1e9, 1)])
-def test_a_small_model_takes_one_thread_and_a_larger_one_its_share_of_the_cores(
-    processes, weights, threads, monkeypatch
-):
+def test_a_larger_model_takes_its_share_of_the_cores(processes, weights, threads, monkeypatch):
     # Two threads that wait for each other by spinning make a small model crawl beside a busy process.
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
@@ -232,8 +169,7 @@ def test_a_small_model_takes_one_thread_and_a_larger_one_its_share_of_the_cores(
 def test_the_embedded_model_is_loaded_on_one_thread(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     torch.set_num_threads(2)
-    args = script("grpo").Args()
-    load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
+    policy_of()
     assert torch.get_num_threads() == 1
 
 
@@ -248,29 +184,6 @@ def test_accelerate_reads_the_file(path):
     assert config.num_processes == 8 * config.num_machines == (16 if path.stem == "two_nodes" else 8)
     sharded = config.fsdp_config if kinds[path.stem] == "FSDP" else config.deepspeed_config
     assert sharded == yaml.safe_load(path.read_text(encoding="utf-8")).get(f"{kinds[path.stem].lower()}_config", {})
-
-
-@pytest.mark.parametrize("problem", [None, "no room"])
-def test_what_the_first_process_finds_and_its_refusal_are_known_to_all(problem, monkeypatch):
-    sent, called = [], []
-
-    def find():
-        called.append(1)
-        if problem:
-            raise InputError(problem)
-        return "a folder"
-
-    def broadcast(values):
-        sent.append(values)
-        return values
-
-    monkeypatch.setattr("harness.launch.broadcast_object_list", broadcast)
-    with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
-        assert call_on_main(types.SimpleNamespace(is_main_process=True), find) == "a folder"
-    monkeypatch.setattr("harness.launch.broadcast_object_list", lambda values: sent.pop())
-    with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
-        assert call_on_main(types.SimpleNamespace(is_main_process=False), find) == "a folder"
-    assert len(called) == 1 and not sent  # one call, and as many broadcasts on both
 
 
 def test_under_ddp_gradients_lie_in_the_buckets_that_are_sent():

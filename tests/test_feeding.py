@@ -1,9 +1,7 @@
-"""What people feed the scripts: special tokens, blanks of tokenizers, chat templates, JSON as text, real data."""
+"""What people feed the scripts: special tokens, blanks of tokenizers, chat templates, JSON as text, numbers."""
 
-import csv
 import decimal
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,21 +9,17 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import grpo
 from common.batches import decode_completions
 from common.rewards import accuracy_reward
 from harness.chat import dialogue_text, read_text
-from harness.data import load_data, load_prompts
 from harness.errors import InputError
-from harness.pairs import read_pairs
-from rows import USER, make_args, make_tokenizer, pairs_from, say, write
+from rows import PLAIN, USER, load, load_pairs, load_rows, make_args, make_tokenizer, pairs_from, say, text_of, write
 
 TEMPLATES = Path(__file__).parent / "templates"
 SPECIAL = (
     "<|im_start|> <|im_end|> <think> </think> [THINK] [/THINK] <answer> </answer> <tool_call> </tool_call> "
     "<|start|> <|channel|> <|message|> <|end|> <|return|> <|call|>"
 ).split()
-load_pairs = partial(load_data, read_pairs)
 
 
 def special_tokenizer(template=None):
@@ -34,16 +28,6 @@ def special_tokenizer(template=None):
     tokenizer = make_tokenizer(text)
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
     return tokenizer
-
-
-def load_rows(folder, rows, tokenizer, load=load_prompts, **options):
-    """What is made of the rows of a file."""
-    path = write(folder / "rows.jsonl", rows)
-    return load(make_args(path, eval_dataset=str(path), **options), tokenizer)[0]
-
-
-def tokens_of(tokenizer, ids):
-    return "".join(tokenizer.convert_ids_to_tokens(ids))
 
 
 # --- special tokens ---
@@ -81,23 +65,27 @@ BLANK = "\u2581"
 
 def prepending(kind):
     """One token a character or two line breaks; as Llama 2's and Mistral v0.1's it puts a blank before every text."""
-    vocabulary = {token: i for i, token in enumerate(["<unk>", "</s>", BLANK, "\n", *"123456789+=", "\n\n"])}
-    core = Tokenizer(models.BPE(vocabulary, [("\n", "\n")], unk_token="<unk>"))
-    if kind == "normalizer":
+    tokens = ["<unk>", "</s>", BLANK, "\n", *"123456789+=", "\n\n", f"\n{BLANK}"]
+    merges = [("\n", BLANK)] if kind == "none" else [("\n", "\n")]
+    core = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>"))
+    if kind == "none":  # but a line break and a blank are one token
+        core.normalizer = normalizers.Replace(" ", BLANK)
+    elif kind == "normalizer":
         core.normalizer = normalizers.Sequence([normalizers.Prepend(BLANK), normalizers.Replace(" ", BLANK)])
     else:
         core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind)
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
 
 
-@pytest.mark.parametrize("kind", ["normalizer", "always", "first"])
+@pytest.mark.parametrize("kind", ["normalizer", "always", "first", "none"])
 def test_a_completion_has_no_blank_that_nobody_wrote(kind, tmp_path):
     tokenizer = prepending(kind)
     texts = [("2", "3"), (" 2", "\n2"), ("\n\n2", "\n\n\n2")]
     pairs = pairs_from(tmp_path, tokenizer, *(("1+1=", *pair) for pair in texts))
     for pair, (chosen, rejected) in zip(pairs, texts, strict=True):
-        expected = [f"{BLANK}1+1=", f"{chosen}</s>".replace(" ", BLANK), f"{rejected}</s>"]
-        assert [tokens_of(tokenizer, ids) for ids in pair[:3]] == expected
+        prompt = "1+1=" if kind == "none" else f"{BLANK}1+1="
+        expected = [prompt, f"{chosen}</s>".replace(" ", BLANK), f"{rejected}</s>"]
+        assert [text_of(ids, tokenizer) for ids in pair[:3]] == expected
 
 
 # --- chat templates ---
@@ -136,17 +124,9 @@ def test_the_answer_of_a_pair_stands_where_the_template_puts_it(template, words,
     chosen = {"call": CALL, "thought": THOUGHT}.get(answer, say(answer))
     row = {"prompt": "1+1?", "chosen": [chosen], "rejected": [say("3")]}
     (pair,) = load_rows(tmp_path, [row], tokenizer, load_pairs, chat_template_kwargs=words)
-    assert [tokens_of(tokenizer, ids) for ids in pair[:2]] == [prompt, completion]
+    assert [text_of(ids, tokenizer) for ids in pair[:2]] == [prompt, completion]
     (alone,) = load_rows(tmp_path, [{"prompt": "1+1?"}], tokenizer, chat_template_kwargs=words)
     assert alone.ids == pair.prompt and alone.starts_in_thought == prompt.endswith("<think>\n")
-
-
-def test_a_prompt_with_a_date_is_the_same_in_a_pair(tmp_path):
-    tokenizer = special_tokenizer("date")
-    (pair,) = load_rows(tmp_path, [{"prompt": "1+1?", "chosen": "2", "rejected": "3"}], tokenizer, load_pairs)
-    text = tokens_of(tokenizer, pair.prompt)
-    assert text.startswith("<|im_start|>system\nToday is ") and text.endswith(ASKED)
-    assert tokens_of(tokenizer, pair.chosen) == "2<|im_end|>"
 
 
 def test_a_template_that_takes_the_prompts_thought_back_is_refused_with_the_row(tmp_path):
@@ -163,30 +143,33 @@ def test_calls_and_thoughts_of_a_prompt_reach_the_template(tmp_path):
     row = {"messages": [*messages, say("#### 4")], "tools": [{"name": "f"}]}
     tokenizer = special_tokenizer("plain")
     (prompt,) = load_rows(tmp_path, [row], tokenizer, reward=["accuracy"])
-    text = tokens_of(tokenizer, prompt.ids)
+    text = text_of(prompt.ids, tokenizer)
     assert '[{"name": "f"}]' in text and '<tool_call>{"name": "f"}</tool_call>' in text and prompt.gold == "4"
     (prompt,) = load_rows(tmp_path, [{"prompt": [*USER, THOUGHT]}], special_tokenizer("channels"))
-    assert "<|channel|>analysis<|message|>hm" in tokens_of(tokenizer, prompt.ids)
+    assert "<|channel|>analysis<|message|>hm" in text_of(prompt.ids, tokenizer)
     with pytest.raises(InputError, match="^row 1: .*chat template"):
         load_rows(tmp_path, [row], make_tokenizer())
 
 
-@pytest.mark.parametrize("key, values", [
-    ("reasoning_content", ("a", "b")), ("thinking", ("a", "b")), ("tool_calls", ([{"function": 1}], [{"function": 2}])),
-])  # fmt: skip
-def test_pairs_that_differ_in_thought_or_call_alone_are_pairs(key, values, tmp_path):
-    template = "plain" if key == "tool_calls" else "thinking" if key == "reasoning_content" else "channels"
-    chosen, rejected = ([{"role": "assistant", key: value}] for value in values)
-    row = {"prompt": "1+1?", "chosen": chosen, "rejected": rejected}
-    (pair,) = load_rows(tmp_path, [row], special_tokenizer(template), load_pairs)
+@pytest.mark.parametrize(
+    "template, key, values",
+    [
+        ("thinking", "reasoning_content", "ab"),
+        ("channels", "thinking", "ab"),
+        ("plain", "tool_calls", ([{"function": 1}], [{"function": 2}])),
+    ],
+)
+def test_pairs_that_differ_in_thought_or_call_alone_are_pairs(template, key, values, tmp_path):
+    row = ("1+1?", *([{"role": "assistant", key: value}] for value in values))
+    (pair,) = pairs_from(tmp_path, special_tokenizer(template), row)
     assert pair.chosen != pair.rejected
 
 
 def test_a_begun_answer_is_continued_by_the_given_one(tmp_path):
     tokenizer = special_tokenizer("plain")
     begun = [{"role": "user", "content": "1+1?"}, say("It is")]
-    (pair,) = load_rows(tmp_path, [{"prompt": begun, "chosen": " 2", "rejected": " 3"}], tokenizer, load_pairs)
-    assert [tokens_of(tokenizer, ids) for ids in pair[:2]] == [f"{ASKED}It is", " 2<|im_end|>"]
+    (pair,) = pairs_from(tmp_path, tokenizer, (begun, " 2", " 3"))
+    assert [text_of(ids, tokenizer) for ids in pair[:2]] == [f"{ASKED}It is", " 2<|im_end|>"]
 
 
 def test_no_content_is_an_empty_text():
@@ -196,9 +179,7 @@ def test_no_content_is_an_empty_text():
         assert "<|im_start|>tool\n<|im_end|>" in text and "None" not in text
 
 
-@pytest.mark.parametrize("key, value", [
-    ("content", 3), ("content", {"text": "a"}), ("content", ["a"]), ("content", [{"type": "image"}]), ("role", None),
-])  # fmt: skip
+@pytest.mark.parametrize("key, value", [("content", 3), ("content", [{"type": "image"}]), ("role", None)])
 def test_what_is_no_text_is_refused_by_row_and_key(key, value, tmp_path):
     rows = [{"prompt": USER}, {"prompt": [*USER, {"role": "assistant", key: value}]}]
     with pytest.raises(InputError, match=rf"^row 2: column prompt: .*{key}"):
@@ -209,26 +190,22 @@ def test_what_is_no_text_is_refused_by_row_and_key(key, value, tmp_path):
 
 
 def test_a_csv_file_has_messages_tools_and_golds_as_text(tmp_path, datasets):
-    rows = [
-        {"prompt": json.dumps(USER), "reward_model": '{"ground_truth": "4"}', "tools": '[{"name": "f"}]'},
-        {"prompt": '{"a": 1}', "reward_model": '{"ground_truth": ["2", "3"]}', "tools": ""},
-        {"prompt": '[{"a": 1}]', "reward_model": '{"ground_truth": "5"}', "tools": ""},
-    ]  # fmt: skip
-    with open(tmp_path / "rows.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    path = str(tmp_path / "rows.csv")
-    args = make_args(path, eval_dataset=path, reward=["accuracy"])
+    cells = {
+        "prompt": [json.dumps(USER), '{"a": 1}', '[{"a": 1}]'],  # the last two are texts
+        "reward_model": ['{"ground_truth": "4"}', '{"ground_truth": ["2", "3"]}', '{"ground_truth": "5"}'],
+        "tools": ['[{"name": "f"}]', "", ""],
+    }
+    path = tmp_path / "rows.csv"
+    datasets.Dataset.from_dict(cells).to_csv(path)
     tokenizer = special_tokenizer("plain")
-    prompts = load_prompts(args, tokenizer)[0]
-    assert [prompt.prompt for prompt in prompts] == [USER, '{"a": 1}', '[{"a": 1}]']  # these are texts
+    prompts = load(path, tokenizer, eval_dataset=str(path), reward=["accuracy"])[0]
+    assert [prompt.prompt for prompt in prompts] == [USER, *cells["prompt"][1:]]
     assert [prompt.gold for prompt in prompts] == ["4", ["2", "3"], "5"]
-    assert ['"name": "f"' in tokens_of(tokenizer, prompt.ids) for prompt in prompts] == [True, False, False]
+    assert ['"name": "f"' in text_of(prompt.ids, tokenizer) for prompt in prompts] == [True, False, False]
 
 
 def test_tools_as_text_may_be_none_and_are_else_a_list(tmp_path):
-    for tokenizer in (special_tokenizer("plain"), make_tokenizer()):
+    for tokenizer in (special_tokenizer("plain"), PLAIN):
         rows = [{"prompt": "a"}, *({"prompt": "a", "tools": text} for text in ("[]", "null", ""))]
         first, *others = load_rows(tmp_path, rows, tokenizer)
         assert all(prompt.ids == first.ids for prompt in others)
@@ -237,96 +214,44 @@ def test_tools_as_text_may_be_none_and_are_else_a_list(tmp_path):
                 load_rows(tmp_path, [{"prompt": "a", column: value}], tokenizer)
 
 
-@pytest.mark.parametrize("columns", [("messages",), ("chosen", "rejected")])
-def test_dialogues_may_be_json_in_a_text(columns, tmp_path):
-    row = {name: json.dumps([*USER, say(f"#### {number}")]) for number, name in enumerate(columns, 4)}
-    tokenizer = special_tokenizer("plain")
-    if "messages" in columns:
-        (prompt,) = load_rows(tmp_path, [row], tokenizer, reward=["accuracy"])
-        assert (prompt.prompt, prompt.gold) == (USER, "4")
-    else:
-        (pair,) = load_rows(tmp_path, [row], tokenizer, load_pairs)
-        assert [tokens_of(tokenizer, ids) for ids in pair[1:3]] == ["#### 4<|im_end|>", "#### 5<|im_end|>"]
-
-
 def test_golds_may_be_decimals_and_lists_of_which_any_is_right(tmp_path, datasets):
-    rows = {"prompt": ["a", "b"], "answer": [decimal.Decimal("2.50"), decimal.Decimal("3.00")]}
-    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
-    path = str(tmp_path / "rows.parquet")
-    golds = [prompt.gold for prompt in load_prompts(make_args(path, eval_dataset=path), make_tokenizer())[0]]
-    assert [accuracy_reward(f"#### {x}", gold) for x, gold in zip(("2.5", "3"), golds, strict=True)] == [1, 1]
-    (prompt,) = load_rows(tmp_path, [{"prompt": "a", "answer": ["2", "two"]}], make_tokenizer())
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_dict({"prompt": ["a"], "answer": [decimal.Decimal("2.50")]}).to_parquet(path)
+    ((prompt,), _) = load(path, eval_dataset=str(path))
+    assert accuracy_reward("#### 2.5", prompt.gold) == 1
+    (prompt,) = load_rows(tmp_path, [{"prompt": "a", "answer": ["2", "two"]}])
     assert [accuracy_reward(f"#### {x}", prompt.gold) for x in ("2", "two", "3")] == [1, 1, 0]
 
 
-# --- the shapes of real data sets ---
+# --- a system column ---
 
 PARTS = [{"role": "system", "content": "Add."}, *USER]
-SHAPES = {  # {name: (rows, the prompts as the model reads them, the golds)}
-    "GSM8K": (
-        [{"question": "2+2?", "answer": "It is 2+2=<<2+2=4>>4.\n#### 4"}, {"question": "a?", "answer": "#### 1,000"}],
-        ["2+2?", "a?"], ["4", "1,000"],
-    ),
-    "MATH": (
-        [{"problem": "a?", "level": "Level 5", "type": "Algebra", "solution": r"So $x=\boxed{\frac{1}{2}}$."}],
-        ["a?"], [r"\frac{1}{2}"],
-    ),
-    "OpenAI messages with calls": (
-        [{"messages": [*PARTS, CALL, {"role": "tool", "content": "4"}, say("The answer is 4.")], "tools": [{"name": "f"}]}],
-        ["2+2?", '"name": "f"'], ["4"],
-    ),
-    "Countdown": (
-        [{"prompt": "Make 98 of 44, 19, 35.", "nums": [44, 19, 35], "target": 98}],
-        ["Make 98 of 44, 19, 35."], [None],
-    ),
-    "DAPO-Math-17k": (
-        [{"data_source": "math_dapo", "prompt": [{"role": "user", "content": "a?"}], "ability": "MATH",
-          "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}, "extra_info": {"index": "9a"}}] * 3,
-        ["a?"], ["34"],
-    ),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*SHAPES, "UltraFeedback"])
-def test_the_shapes_of_real_data_sets(name, tmp_path):
-    tokenizer = special_tokenizer("plain")
-    if name == "UltraFeedback":
-        sides = {side: [*USER, say(answer)] for side, answer in (("chosen", "4"), ("rejected", "5"))}
-        row = {"prompt": "2+2?", "prompt_id": "f0", **sides, "messages": sides["chosen"], "score_chosen": 8.5}
-        (pair,) = load_rows(tmp_path, [row], tokenizer, load_pairs)
-        expected = [ASKED.replace("1+1", "2+2"), "4<|im_end|>", "5<|im_end|>"]
-        assert [tokens_of(tokenizer, ids) for ids in pair[:3]] == expected
-        return
-    rows, said, golds = SHAPES[name]
-    prompts = load_rows(tmp_path, rows, tokenizer, reward=["format"] if None in golds else ["accuracy"])
-    assert [prompt.gold for prompt in prompts] == golds
-    texts = "".join(tokens_of(tokenizer, prompt.ids) for prompt in prompts)
-    assert all(text in texts for text in said) and texts.endswith("<|im_start|>assistant\n")
-
-
-@pytest.mark.parametrize("rows, said", [
-    ({"prompt": "2+2?", "system": "Add."}, "Add.\n\n2+2?"),
-    ({"prompt": USER, "system": "Add."}, "Add.\n\n2+2?"),
-    ({"prompt": PARTS, "system": "Multiply."}, "Multiply.\n\n2+2?"),
-    ({"prompt": PARTS, "system": ""}, "Add.\n\n2+2?"),
-    ({"prompt": "2+2?", "system": None}, "2+2?"),
-])  # fmt: skip
-def test_a_system_column_is_the_system_turn_of_prompts_and_pairs(rows, said, tmp_path):
+@pytest.mark.parametrize(
+    "row, text",
+    [
+        ({"prompt": "2+2?", "system": "Add."}, "Add.\n\n2+2?"),
+        ({"prompt": PARTS, "system": "Multiply."}, "Multiply.\n\n2+2?"),
+        ({"prompt": PARTS, "system": ""}, "Add.\n\n2+2?"),
+        ({"prompt": "2+2?", "system": None}, "2+2?"),
+    ],
+)
+def test_a_system_column_is_the_system_turn_of_prompts_and_pairs(row, text, tmp_path):
     """As in orca_dpo_pairs. --system_prompt replaces it."""
-    tokenizer = make_tokenizer()
-    rows |= {"chosen": "4", "rejected": "5"}
-    (prompt,) = load_rows(tmp_path, [rows], tokenizer)
-    (pair,) = load_rows(tmp_path, [rows], tokenizer, load_pairs)
-    assert tokens_of(tokenizer, prompt.ids) == tokens_of(tokenizer, pair.prompt) == said
-    (prompt,) = load_rows(tmp_path, [rows], tokenizer, system_prompt="New.")
-    assert tokens_of(tokenizer, prompt.ids) == "New.\n\n2+2?"
+    row |= {"chosen": "4", "rejected": "5"}
+    (prompt,) = load_rows(tmp_path, [row])
+    (pair,) = load_rows(tmp_path, [row], read=load_pairs)
+    assert text_of(prompt.ids) == text_of(pair.prompt) == text
+    (prompt,) = load_rows(tmp_path, [row], system_prompt="New.")
+    assert text_of(prompt.ids) == "New.\n\n2+2?"
 
 
 def test_a_system_column_tells_prompts_apart(tmp_path):
     rows = [{"prompt": "2+2?", "system": system} for system in ("Add.", "Multiply.", "Add.")]
-    assert len(load_rows(tmp_path, rows, make_tokenizer())) == 2
+    assert len(load_rows(tmp_path, rows)) == 2
     with pytest.raises(InputError, match="^row 1: column system: expected text"):
-        load_rows(tmp_path, [{"prompt": "2+2?", "system": 3}], make_tokenizer())
+        load_rows(tmp_path, [{"prompt": "2+2?", "system": 3}])
 
 
 # --- numbers and dates as they were written ---
@@ -337,71 +262,45 @@ def test_golds_of_parquet_are_the_numbers_that_were_written(tmp_path, datasets):
     import pyarrow
     import pyarrow.parquet
 
-    columns = {
-        "answer": pyarrow.array([1.1, None], pyarrow.float32()),
-        "half": pyarrow.array([1.1, 2.5], pyarrow.float16()),
-        "computed": pyarrow.array([0.1 + 0.2, 1 / 3]),
-        "several": pyarrow.array([[1.1, 0.3], [0.7]], pyarrow.list_(pyarrow.float32())),
-        "reward_model": [{"ground_truth": 1.1}, {"ground_truth": 0.3}],
-        "verl": [{"ground_truth": [1.1, 0.3]}, {"ground_truth": None}],
+    def struct(values, type):
+        rows = [{"ground_truth": value} for value in values]
+        return pyarrow.array(rows, pyarrow.struct([("ground_truth", type)]))
+
+    float16, float32 = pyarrow.float16(), pyarrow.float32()
+    columns = {  # {name: (column, golds)}
+        "answer": (pyarrow.array([1.1, None], float32), ["1.1", None]),
+        "half": (pyarrow.array([1.1, 2.5], float16), ["1.1", "2.5"]),
+        "computed": (pyarrow.array([0.1 + 0.2, 1 / 3]), ["0.30000000000000004", "0.3333333333333333"]),
+        "several": (pyarrow.array([[1.1, 0.3], [0.7]], pyarrow.list_(float32)), [["1.1", "0.3"], "0.7"]),
+        "reward_model": (struct([1.1, 0.3], float32), ["1.1", "0.3"]),
+        "verl": (struct([[1.1, 0.3], None], pyarrow.list_(float16)), [["1.1", "0.3"], None]),
     }
-    number = pyarrow.struct([("ground_truth", pyarrow.float32())])
-    numbers = pyarrow.struct([("ground_truth", pyarrow.list_(pyarrow.float16()))])
-    columns["reward_model"] = pyarrow.array(columns["reward_model"], number)
-    columns["verl"] = pyarrow.array(columns["verl"], numbers)
-    table = pyarrow.table({"prompt": ["a", "b"]} | columns)
+    table = pyarrow.table({"prompt": ["a", "b"]} | {name: column for name, (column, _) in columns.items()})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     datasets.Dataset(table).save_to_disk(tmp_path / "saved")
-    golds = {
-        "answer": ["1.1", None], "half": ["1.1", "2.5"], "computed": ["0.30000000000000004", "0.3333333333333333"],
-        "several": [["1.1", "0.3"], "0.7"], "reward_model": ["1.1", "0.3"], "verl": [["1.1", "0.3"], None],
-    }  # fmt: skip
-    for name in ("rows.parquet", "saved"):
-        path = str(tmp_path / name)
-        for column, expected in golds.items():
-            args = make_args(path, eval_dataset=path, answer_column=column, eval_split="train")
-            prompts = load_prompts(args, make_tokenizer())[0]
-            assert [prompt.gold for prompt in prompts] == expected, (name, column)
+    for path in (tmp_path / "rows.parquet", tmp_path / "saved"):
+        for name, (_, golds) in columns.items():
+            prompts, _ = load(path, eval_dataset=str(path), answer_column=name, eval_split="train")
+            assert [prompt.gold for prompt in prompts] == golds, (path, name)
         assert prompts[0].columns["answer"] == 1.1  # what a reward function gets
 
 
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "folder"])
-def test_dates_stay_text(name, tmp_path):
-    rows = [{"prompt": f"day {day}?", "answer": f"2024-01-0{day}"} for day in (1, 2)]
-    if name == "folder":
-        (tmp_path / "folder").mkdir()
-        for split in ("train", "test"):
-            (tmp_path / "folder" / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
-        (tmp_path / "folder" / "config.json").write_text("{}", encoding="utf-8")
-    elif name == "rows.json":
-        (tmp_path / name).write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    else:
-        write(tmp_path / name, rows)
-    train, evaluation = load_prompts(make_args(tmp_path / name, reward=["accuracy"]), make_tokenizer())
-    assert {prompt.gold for prompt in train + evaluation} == {"2024-01-01", "2024-01-02"}
-    assert {prompt.columns["answer"] for prompt in train + evaluation} == {"2024-01-01", "2024-01-02"}
+def test_dates_stay_text(tmp_path):
+    """`datasets` turns them into timestamps. Other files of a folder are not read."""
+    rows = [{"prompt": "day 1?", "answer": "2024-01-01"}]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    for path in (tmp_path, tmp_path / "train.json"):
+        for (prompt,) in load(path, reward=["accuracy"]):
+            assert prompt.gold == prompt.columns["answer"] == "2024-01-01"
 
 
-@pytest.mark.parametrize("in_folder", [False, True])
-def test_digits_of_a_csv_file_stay_beside_an_empty_cell(in_folder, tmp_path):
+def test_digits_of_a_csv_file_stay_beside_an_empty_cell(tmp_path):
     """As floats, 2^53 + 1 becomes 2^53."""
-    lines = "prompt,answer,level\na,9007199254740993,1\nNA,,2\nc,0.1,3\n"
-    path = tmp_path / "train.csv"
-    path.write_text(lines, encoding="utf-8")
-    write(tmp_path / "other.jsonl", [{"prompt": "other"}])
-    dataset = tmp_path if in_folder else path
-    args = make_args(dataset, eval_dataset=str(tmp_path / "other.jsonl"))
-    prompts = load_prompts(args, make_tokenizer())[0]
+    (tmp_path / "train.csv").write_text("prompt,answer,level\na,9007199254740993,1\nNA,,2\nc,0.1,3\n", encoding="utf-8")
+    other = write(tmp_path / "other.jsonl", [{"prompt": "other"}])
+    prompts, _ = load(tmp_path, eval_dataset=str(other))
     assert [prompt.gold for prompt in prompts] == ["9007199254740993", None, "0.1"]
     assert [prompt.prompt for prompt in prompts] == ["a", "NA", "c"]
     assert [prompt.columns["level"] for prompt in prompts] == [1, 2, 3]
-
-
-# --- names ---
-
-
-@pytest.mark.parametrize("folder", ["\udce4\udcb8\udcad", "a\0b"])
-def test_a_folder_that_no_file_can_be_written_to_ends_the_run_at_its_start(folder, tmp_path):
-    """In a locale without UTF-8, Python reads a Chinese name so; safetensors would refuse it after the last step."""
-    with pytest.raises(InputError, match="--output_dir"):
-        grpo.main(["--output_dir", f"{tmp_path}/{folder}", "--max_steps", "1"])

@@ -1,6 +1,5 @@
 """harness/loading.py: what is loaded is what the checkpoint holds, where a completion ends, and what is saved."""
 
-import dataclasses
 import json
 
 import pytest
@@ -19,7 +18,7 @@ from transformers import (
 import grpo
 from harness.chat import end_token
 from harness.errors import InputError
-from harness.loading import find_stop_tokens, load_policy, load_tokenizer, save_model
+from harness.loading import find_stop_tokens, load_tokenizer, save_model
 from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
 from small_models import (
     copy_of_embedded,
@@ -85,21 +84,11 @@ def test_a_soft_cap_of_attention_is_never_left_to_sdpa(tmp_path, monkeypatch):
     assert policy_of(folder).lm.config._attn_implementation == "eager"
 
 
-SINKS = dict(num_local_experts=2, num_experts_per_tok=1, head_dim=8, num_key_value_heads=2)
-
-
-@pytest.mark.parametrize("kind, sizes", [("bloom", {"n_head": 2}), ("gpt_oss", SINKS)])
-def test_a_model_without_sdpa_runs(kind, sizes, tmp_path):
-    policy = policy_of(small_model(tmp_path, AutoModelForCausalLM, kind, **sizes))
-    assert torch.isfinite(policy(random_batch(vocabulary=20))[0]).all()
-
-
 def test_another_attention_is_taken_as_it_is_named():
     _, _, _, policy = embedded(attn_implementation="eager")
     assert policy.lm.config._attn_implementation == "eager"
-    args = grpo.Args(model_name_or_path="embedded", attn_implementation="nope")
     with pytest.raises(InputError, match="nope"):
-        load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
+        policy_of(attn_implementation="nope")
 
 
 def test_damaged_files_are_one_line(tmp_path):
@@ -183,28 +172,26 @@ def test_the_token_that_ends_a_completion(template, end, stop):
 
 
 @pytest.mark.parametrize("name, dropout", [("gpt2", "resid_pdrop"), ("qwen2", "attention_dropout")])
-def test_dropout_of_a_checkpoint_is_switched_off(name, dropout, tmp_path):
+def test_a_checkpoint_is_trained_in_float32_without_dropout(name, dropout, tmp_path):
     _, _, tokenizer, _ = embedded()
     policy = random_policy(name)
     setattr(policy.lm.config, dropout, 0.5)
-    policy.lm.save_pretrained(tmp_path)
+    policy.lm.to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded, batch = policy_of(tmp_path), random_batch()
-    assert loaded.training
+    assert loaded.training and loaded.lm.dtype == torch.float32  # whatever the file says
     assert torch.equal(loaded(batch)[0], loaded(batch)[0])
 
 
 def test_prompts_are_shared_unless_the_model_is_sharded_or_recomputes(monkeypatch):
     # It is decided before the policy is made: the critic of ppo.py takes what the policy has.
-    _, args, tokenizer, _ = embedded()
-    accelerator = Accelerator(cpu=True)
-    policies = [load_policy(args, tokenizer, accelerator)]
-    policies.append(load_policy(dataclasses.replace(args, gradient_checkpointing=True), tokenizer, accelerator))
+    policies = [policy_of(), policy_of(gradient_checkpointing=True), policy_of(fast=False)]
     monkeypatch.setattr("harness.loading.is_sharded", lambda accelerator: True)
-    policies.append(load_policy(args, tokenizer, accelerator))
-    policies.append(load_policy(dataclasses.replace(args, fast=False), tokenizer, accelerator))
+    policies.append(policy_of())
     assert [policy.shares_prompts for policy in policies] == [True, False, False, False]
     assert all(policy.head_is_last for policy in policies)
+    recomputes = [any(getattr(x, "gradient_checkpointing", False) for x in policy.modules()) for policy in policies]
+    assert recomputes == [False, True, False, False]
 
 
 def test_model_is_saved_with_its_own_generation_config(tmp_path):

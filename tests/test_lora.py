@@ -2,21 +2,22 @@
 
 import json
 import re
+import types
 
 import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import grpo
 import ppo
 from harness.data import EMBEDDED
 from harness.errors import InputError
 from harness.loading import load_policy, load_reference, load_tokenizer, save_model
-from harness.metrics import Metrics
+from harness.reward_models import load_reward_model
 from processes import run_processes
-from small_models import random_batch, small_model
+from small_models import copy_of_embedded, logits, policy_of, random_batch, small_model
 from small_run import train
 from testbed import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
 
@@ -62,31 +63,9 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_all_linear_layers_but_the_head_have_adapters():
-    _, _, policy = load()
-    linear = {
-        name
-        for name, module in AutoModelForCausalLM.from_pretrained(EMBEDDED["embedded"]).named_modules()
-        if isinstance(module, torch.nn.Linear)
-    } - {"lm_head"}
-    with_adapters = {name.removeprefix("lm.").partition(".lora_")[0] for name in trained(policy)}
-    assert with_adapters == linear and all(".lora_" in name for name in trained(policy))
-
-
-def test_new_adapters_change_nothing():
-    args = grpo.Args(lora_rank=4)
-    plain = load_policy(grpo.Args(), load_tokenizer(args), Accelerator(cpu=True))
-    policy = load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
-    assert torch.equal(logprobs(policy), logprobs(plain)) and policy.shares_prompts
-
-
 def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():
-    args = grpo.Args(lora_rank=4)
-    start, policy = (
-        load_policy(grpo.Args(), load_tokenizer(args), Accelerator(cpu=True)),
-        load_policy(args, load_tokenizer(args), Accelerator(cpu=True)),
-    )
-    reference = load_reference(policy, args, Accelerator(cpu=True))
+    start, policy = policy_of(), policy_of(lora_rank=4)
+    reference = load_reference(policy, grpo.Args(lora_rank=4), Accelerator(cpu=True))
     move(policy)
     before, weights = trained(policy), {name: x.clone() for name, x in policy.named_parameters()}
     policy.train()
@@ -106,13 +85,10 @@ def test_gradients_do_not_depend_on_the_split_nor_on_the_reference(name):
         args, tokenizer, policy = load(name, micro_batch_size=size, kl_coef=kl_coef, num_minibatches=1)
         batch, rewards = hand_made_batch(policy, tokenizer, args)
         batch = fill(script(name), batch, rewards, args)
-        found.append(
-            gradients(script(name), args, policy, batch, load_reference(policy, args, Accelerator(cpu=True)))[0][0]
-        )
+        reference = load_reference(policy, args, Accelerator(cpu=True))
+        found.append(gradients(script(name), args, policy, batch, reference)[0][0])
     scale = max(float(gradient.abs().max()) for gradient in found[0])
-    assert (
-        largest_difference(found[0], found[1]) < 1e-5 * scale and largest_difference(found[1], found[2]) < 1e-5 * scale
-    )
+    assert all(largest_difference(found[1], other) < 1e-5 * scale for other in (found[0], found[2]))
 
 
 def test_two_processes_train_the_adapters_of_one(tmp_path):
@@ -167,17 +143,6 @@ def test_resume_is_exact(run, tmp_path):
     assert (tmp_path / "run" / name).read_bytes() == (run / name).read_bytes()
 
 
-def test_the_frozen_weights_are_those_of_the_base_to_the_bit():
-    args, tokenizer, policy = load(weight_decay=0.1)
-    frozen = {name: weight.clone() for name, weight in policy.named_parameters() if not weight.requires_grad}
-    optimizer = torch.optim.AdamW(policy.parameters(), 0.1, weight_decay=0.1)
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
-    accelerator = Accelerator(cpu=True)
-    reference = load_reference(policy, args, Accelerator(cpu=True))
-    grpo.update(accelerator, policy, reference, optimizer, fill(grpo, batch, rewards, args), args, Metrics())
-    assert frozen and all(torch.equal(policy.get_parameter(name), weight) for name, weight in frozen.items())
-
-
 def saved(folder, **options):
     _, tokenizer, policy = load(**options)
     save_model(Accelerator(cpu=True), policy, policy, tokenizer, folder)
@@ -186,29 +151,21 @@ def saved(folder, **options):
 
 def test_model_is_an_adapter_folder_that_peft_and_transformers_load(tmp_path):
     policy = saved(tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "tokenizer.json",
-    } <= names and "config.json" not in names
-    assert json.loads((tmp_path / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"] == str(
-        EMBEDDED["embedded"]
-    )
-    ids = torch.arange(9)[None]
-    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path)
-    transformers = AutoModelForCausalLM.from_pretrained(tmp_path)
-    with torch.no_grad():
-        logits = policy.eval().lm(ids).logits
-        assert torch.equal(loaded.eval()(ids).logits, logits) and torch.equal(transformers.eval()(ids).logits, logits)
+    assert (tmp_path / "tokenizer.json").exists() and not (tmp_path / "config.json").exists()
+    assert base_of(tmp_path) == str(EMBEDDED["embedded"])
+    for auto_class in (peft.AutoPeftModelForCausalLM, AutoModelForCausalLM):
+        assert torch.equal(logits(auto_class.from_pretrained(tmp_path)), logits(policy.lm))
+
+
+def base_of(folder):
+    return json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
 
 
 def test_an_adapter_of_a_relative_path_names_its_base_from_anywhere(tmp_path, monkeypatch):
     small_model(tmp_path / "base", AutoModelForCausalLM, "llama")
     monkeypatch.chdir(tmp_path)
     saved("adapter", model_name_or_path="base")
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
-    assert config["base_model_name_or_path"] == str(tmp_path / "base")
+    assert base_of(tmp_path / "adapter") == str(tmp_path / "base")
     monkeypatch.chdir(EMBEDDED["embedded"])
     peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
 
@@ -250,11 +207,8 @@ def test_a_resume_keeps_the_targets(tmp_path):
 
 def test_the_folder_of_a_lora_run_is_the_model_of_the_next(run, tmp_path):
     train(tmp_path / "next", "--model_name_or_path", run / "model", "--max_steps", 1, "--learning_rate", "1e-9")
-    ids = torch.arange(9)[None]
-    with torch.no_grad():
-        expected = AutoModelForCausalLM.from_pretrained(run / "model").eval()(ids).logits
-        found = AutoModelForCausalLM.from_pretrained(tmp_path / "next" / "model").eval()(ids).logits
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    expected, found = (AutoModelForCausalLM.from_pretrained(path / "model") for path in (run, tmp_path / "next"))
+    torch.testing.assert_close(logits(found), logits(expected), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["q_proj", "lm_head"], ["embed_tokens", "lm_head"]])
@@ -268,14 +222,8 @@ def test_a_layer_that_shares_its_weight_is_refused(targets):
 def test_an_adapter_on_a_head_of_its_own_is_saved_and_merged(tmp_path):
     folder = small_model(tmp_path / "untied", AutoModelForCausalLM, "llama", tie_word_embeddings=False)
     policy = saved(tmp_path / "adapter", model_name_or_path=str(folder), lora_targets=["lm_head", "q_proj"])
-    merged = load_policy(args_for(tmp_path / "adapter"), load_tokenizer(args_for(folder)), Accelerator(cpu=True))
-    ids = torch.arange(9)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(merged.eval().lm(ids).logits, policy.eval().lm(ids).logits, atol=1e-5, rtol=1e-5)
-
-
-def args_for(folder):
-    return grpo.Args(model_name_or_path=str(folder))
+    merged = policy_of(tmp_path / "adapter")
+    torch.testing.assert_close(logits(merged.lm), logits(policy.lm), atol=1e-5, rtol=1e-5)
 
 
 def test_adapters_do_not_ask_transformers_for_the_version_of_peft(monkeypatch, tmp_path):
@@ -295,3 +243,52 @@ def test_what_is_refused(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(InputError, match="pip install peft"):
         load()
+
+
+# --- adapter folders as models: merged into their base, and from then on a model like any other ---
+
+
+def make_adapter(folder, base, lm, task_type="CAUSAL_LM"):
+    """Write an adapter with weights that are not zero; returns the model that it makes of its base."""
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type=task_type)
+    model = peft.get_peft_model(lm, config)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.05)
+    model.peft_config["default"].base_model_name_or_path = str(base)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """A base, an adapter folder on it without a tokenizer, and what they give together."""
+    base = copy_of_embedded(tmp_path / "base")
+    with_adapter = make_adapter(tmp_path / "adapter", base, policy_of(base).lm)
+    return types.SimpleNamespace(folder=tmp_path / "adapter", lm=with_adapter)
+
+
+def test_an_adapter_is_merged_into_its_base_and_all_weights_are_trained(adapter):
+    policy = policy_of(adapter.folder)
+    torch.testing.assert_close(logits(policy.lm), logits(adapter.lm), atol=1e-5, rtol=1e-5)
+    assert not any("lora" in name for name, _ in policy.named_parameters())
+    assert all(weight.requires_grad for weight in policy.parameters())
+    reference = load_reference(policy, grpo.Args(kl_coef=0.1), Accelerator(cpu=True))
+    torch.testing.assert_close(logits(reference.lm), logits(adapter.lm), atol=1e-5, rtol=1e-5)
+
+
+def test_new_adapters_on_an_adapter_are_refused(adapter):
+    """The folder of the new one could not name such a base."""
+    with pytest.raises(InputError, match="merge the adapter"):
+        policy_of(adapter.folder, lora_rank=2)
+
+
+def test_an_adapter_of_a_reward_model_is_a_scorer(tmp_path):
+    base = copy_of_embedded(tmp_path / "base")
+    torch.manual_seed(0)
+    lm = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    lm.save_pretrained(base)
+    with_adapter = make_adapter(tmp_path / "adapter", base, lm, task_type="SEQ_CLS")
+    scorer = load_reward_model(str(tmp_path / "adapter"), grpo.Args())
+    torch.testing.assert_close(logits(scorer.lm), logits(with_adapter), atol=1e-5, rtol=1e-5)

@@ -10,11 +10,9 @@ from accelerate import Accelerator
 
 from common.batches import Completion, Samples
 from harness.data import Prompt
-from harness.log import Log
 from harness.metrics import Metrics, peak_memory_gb
 from harness.pairs import Pair
-from harness.reward_functions import FunctionReward
-from small_run import completion, samples_of
+from small_run import samples_of
 
 
 class SecondOfTwo:
@@ -130,8 +128,8 @@ def test_tokens_per_second_by_hand(monkeypatch):
     # The other process has sampled 4 tokens in 6 seconds, and trained on them in 4.
     theirs = {"time/rollout_s": (6, 1), "time/update_s": (4, 1)}
     theirs |= {"time/rollout_tokens_per_s": (8, 6), "time/update_tokens_per_s": (8, 4)}
-    metrics.add_speed = lambda own=metrics.add_speed: None
-    Metrics.add_speed(metrics)
+    metrics.add_speed()
+    metrics.add_speed = lambda: None  # `reduce` would add it once more
     found = metrics.reduce(SecondOfTwo([theirs.get(name, (0, 0)) for name in metrics.means], [2.5]))
     assert {name: x for name, x in found.items() if name.startswith(("time/", "memory/"))} == pytest.approx({
         "time/rollout_s": 8.0,
@@ -154,26 +152,12 @@ def test_a_prompt_counts_with_each_of_its_two_completions(monkeypatch):
     assert found["time/update_tokens_per_s"] == (4 + 1 + 3 + 2 + 2 + 1) / 2
 
 
-def test_what_functions_log_is_the_mean_over_all_calls_and_processes(monkeypatch):
-    def own(completions, log_metric, **columns):
-        log_metric("length", sum(map(len, completions)))
-        return [0.0] * len(completions)
-
-    rewards = [FunctionReward(name, 1.0, own) for name in "ab"]
-    for texts in (["1", "22"], ["333"]):
-        for reward in rewards:
-            reward([Prompt([1], "1+1", None)] * len(texts), [completion(text) for text in texts])
-    log = Log(None, None, None, None, rewards)
-    monkeypatch.setattr("harness.log.gather_object", lambda logged: [*logged, {"length": [9.0], "other": [1.0]}])
-    assert log.reduce_logged("eval/") == {"eval/logged/length": (3 * 4 + 9) / 5, "eval/logged/other": 1.0}
-    assert log.reduce_logged()["logged/length"] == 9  # each is counted once
-
-
-@pytest.mark.parametrize("platform, peak", [("linux", 2.048), ("darwin", 0.002)])
-def test_the_peak_memory_of_a_process_comes_in_kib_and_on_a_mac_in_bytes(platform, peak, monkeypatch):
+@pytest.mark.parametrize("platform, on_gpu, peak", [("linux", 0, 2.048), ("darwin", 0, 0.002), ("linux", 1, 3.0)])
+def test_the_peak_memory_is_that_of_the_gpu_or_else_in_kib_and_on_a_mac_in_bytes(platform, on_gpu, peak, monkeypatch):
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name, value in (("is_available", on_gpu), ("is_initialized", on_gpu), ("max_memory_allocated", 3e9)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=2_000_000))
     assert peak_memory_gb() == pytest.approx(peak)
 

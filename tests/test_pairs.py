@@ -4,10 +4,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.data import load_data
 from harness.errors import InputError
-from harness.pairs import Pair, pair_batches, read_pairs, spread_pairs
-from rows import GEMMA, PLAIN, TEMPLATE, USER, gemma_tokenizer, make_args, make_tokenizer, pairs_from, say, write
+from harness.pairs import Pair, pair_batches, spread_pairs
+from rows import (
+    GEMMA,
+    TEMPLATE,
+    USER,
+    gemma_tokenizer,
+    load,
+    load_pairs,
+    load_rows,
+    make_tokenizer,
+    pairs_from,
+    say,
+    text_of,
+    write,
+)
 
 HUMAN = "\n\nHuman: 2+2?\n\nAssistant:"
 PAIR_FORMATS = {
@@ -17,8 +29,8 @@ PAIR_FORMATS = {
     "one continues the other": ({"chosen": f"{HUMAN} 4", "rejected": f"{HUMAN} 4 or 5"}, HUMAN, " 4", " 4 or 5"),
     "implicit, messages": ({"chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5"),
     "text beside whole dialogues": (
-        {"prompt": "2+2?", "chosen": [*USER, say("4")], "rejected": [*USER, say("5")], "score": 1}, "2+2?", "4", "5",
-    ),
+        {"prompt": "2+2?", "chosen": [*USER, say("4")], "rejected": [*USER, say("5")], "messages": USER}, "2+2?", "4", "5",
+    ),  # as in UltraFeedback
     "text before messages": ({"prompt": "2+2?", "chosen": [say("4")], "rejected": [say("5")]}, "2+2?", "4", "5"),
     "prompt beside whole dialogues": (
         {"prompt": USER, "chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5",
@@ -26,17 +38,6 @@ PAIR_FORMATS = {
     "an answer that begins with its prompt": ({"prompt": "2", "chosen": "2+2", "rejected": "2-2"}, "2", "2+2", "2-2"),
     "question": ({"question": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
 }  # fmt: skip
-
-
-def pairs_of(folder, rows, tokenizer=PLAIN, **options):
-    """All pairs of these rows."""
-    path = write(folder / "rows.jsonl", rows)
-    other = write(folder / "other.jsonl", [{"prompt": "other", "chosen": "a", "rejected": "b"}])
-    return load_data(read_pairs, make_args(path, **{"eval_dataset": str(other)} | options), tokenizer)[0]
-
-
-def texts_of(pair, tokenizer=PLAIN):
-    return tuple("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in pair[:3])
 
 
 def numbered_pairs(n, prompts=None):
@@ -48,15 +49,9 @@ def test_pairs_of_a_chat_tokenizer(tmp_path, no_datasets, name):
     # Prompt and completion are tokenized apart, one BOS, and EOS ends the completion once.
     chat = make_tokenizer(TEMPLATE, bos=True, eos=True)
     row, *texts = PAIR_FORMATS[name]
-    (pair,) = pairs_of(tmp_path, [row], chat)
-    chosen, rejected = (f"{text}[end]</s>" for text in texts[1:])
-    assert texts_of(pair, chat) == (f"<s>[user]{texts[0]}[end][assistant]", chosen, rejected) and pair[3:] == (0, 0)
-
-
-def test_template_and_system_prompt_are_around_the_prompt_of_a_pair(tmp_path):
-    options = dict(prompt_template="Q: {prompt}", system_prompt="Add.")
-    (pair,) = pairs_of(tmp_path, [PAIR_FORMATS["plain"][0]], **options)
-    assert texts_of(pair) == ("Add.\n\nQ: 2+2?", "4</s>", "5</s>")
+    (pair,) = load_rows(tmp_path, [row], chat, load_pairs)
+    expected = [f"<s>[user]{texts[0]}[end][assistant]", *(f"{text}[end]</s>" for text in texts[1:])]
+    assert [text_of(ids, chat) for ids in pair[:3]] == expected and pair[3:] == (0, 0)
 
 
 @pytest.mark.parametrize("template, end", [(GEMMA, "<end_of_turn>"), (None, "<eos>")])
@@ -76,31 +71,30 @@ def test_an_unknown_character_is_no_end(tmp_path):
 def test_what_was_dropped_is_said(tmp_path, capsys):
     """A pair that is too long is never cut: it would lose its BOS or its system turn, or end in mid-sentence."""
     rows = [
-        {"prompt": "abcdef", "chosen": "12345", "rejected": "12"},
-        {"prompt": "b", "chosen": "same", "rejected": "same"},
-        {"prompt": "c", "chosen": "", "rejected": "some"},
-        {"prompt": "e", "chosen": "1", "rejected": "2"},
-        {"prompt": "abc", "chosen": "12345", "rejected": "1"},
+        ("abcdef", "12345", "12"),
+        ("b", "same", "same"),
+        ("c", "", "some"),
+        ("c", "some", ""),
+        ("e", "1", "2"),
+        ("abc", "12345", "1"),
     ]
-    pairs = pairs_of(tmp_path, rows, max_length=9)
-    assert [texts_of(pair)[0] for pair in pairs] == ["e", "abc"]
+    rows = [{"prompt": prompt, "chosen": chosen, "rejected": rejected} for prompt, chosen, rejected in rows]
+    rows.append({key: [*USER, say("4")] for key in ("chosen", "rejected")})  # dialogues that are equal
+    pairs = load_rows(tmp_path, rows, read=load_pairs, max_length=9)
+    assert [text_of(pair.prompt) for pair in pairs] == ["e", "abc"]
     told = capsys.readouterr().out
-    assert "2 with equal or empty completions dropped, 1 longer than --max_length dropped" in told
+    assert "4 with equal or empty completions dropped, 1 longer than --max_length dropped" in told
     with pytest.raises(InputError, match="0 pairs"):
-        pairs_of(tmp_path, rows[1:3])
+        load_rows(tmp_path, rows[1:4], read=load_pairs)
 
 
 def test_pairs_are_held_out_by_prompt(tmp_path):
     # A prompt with several pairs stands on one side only.
     path = write(tmp_path / "rows.jsonl", numbered_pairs(300, prompts=100))
-    train, evaluation = load_data(read_pairs, make_args(path), PLAIN)
+    train, evaluation = load(path, read=load_pairs)
     sides = [{tuple(pair.prompt) for pair in side} for side in (train, evaluation)]
     assert not sides[0] & sides[1] and (len(sides[0]), len(sides[1])) == (68, 32)
     assert (len(train), len(evaluation)) == (204, 96)
-    assert load_data(read_pairs, make_args(path), PLAIN)[1] == evaluation
-    assert load_data(read_pairs, make_args(path, seed=2), PLAIN)[1] != evaluation
-    few = load_data(read_pairs, make_args(path, eval_prompts=4), PLAIN)
-    assert few[0] == train and len(few[1]) == 4 and all(pair in evaluation for pair in few[1])
 
 
 @pytest.mark.parametrize(
@@ -108,19 +102,7 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
     [
         ({"prompt": "a", "chosen": "b"}, "no columns chosen and rejected in ['prompt', 'chosen']"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "column rejected: expected text or a list of messages"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, "column rejected: expected text or a list of messages"),
-        ({"prompt": "a", "chosen": [], "rejected": []}, "column chosen: expected text or a list of messages"),
-        (
-            {"prompt": "a", "chosen": [{"from": "x"}], "rejected": [{"from": "x"}]},
-            "column chosen: expected messages with 'role'",
-        ),
-        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
         ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
-        ({"prompt": 3, "chosen": "b", "rejected": "c"}, "column prompt: expected text or a list of messages"),
-        (
-            {"prompt": USER, "chosen": [say("b"), *USER, say("c")], "rejected": [say("c")]},
-            "expected one assistant turn after the common prompt, found assistant, user, assistant",
-        ),
         ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "after the common prompt, found user"),
         # both answer twice, and differ in the first answer
         (
@@ -137,14 +119,14 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
 )
 def test_a_bad_pair_is_named(tmp_path, no_datasets, row, says):
     with pytest.raises(InputError) as caught:
-        pairs_of(tmp_path, [*numbered_pairs(2), row])
+        load_rows(tmp_path, [*numbered_pairs(2), row], read=load_pairs)
     assert str(caught.value).startswith("row 3: ") and says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match="no column ask in .*: set --prompt_column"):
-        pairs_of(tmp_path, numbered_pairs(2), prompt_column="ask")
+        load_rows(tmp_path, numbered_pairs(2), read=load_pairs, prompt_column="ask")
 
 
 # --- batches ---

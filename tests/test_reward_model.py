@@ -1,4 +1,4 @@
-"""reward_model.py: its scores, which any code gets from the saved folder."""
+"""reward_model.py and harness/reward_models.py: scores at the end of the turn, which any code gets from the folder."""
 
 import math
 
@@ -7,19 +7,31 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+import grpo
 import reward_model
-from harness.data import load_data
+from common.batches import given_batch
+from harness.data import EMBEDDED, load_data
 from harness.errors import InputError
 from harness.loading import load_tokenizer
 from harness.pairs import Pair, pair_batches, read_pairs
-from harness.reward_models import load_reward_model
-from testbed import ROOT, metric_rows
+from harness.reward_functions import load_rewards
+from harness.reward_models import RewardModelReward, add_pad_token, load_reward_model
+from rows import gemma_tokenizer, pairs_from
+from small_models import reward_model_of, save_reward_model, small_model
+from testbed import ROOT, embedded, metric_rows
+
+# --- the script ---
 
 
 def prepared(**options):
     args = reward_model.Args(**options)
     tokenizer = load_tokenizer(args)
     return args, tokenizer, load_reward_model(args.model_name_or_path, args, new_head=True)
+
+
+def run(folder, *words):
+    reward_model.main([*map(str, words), "--output_dir", str(folder)])
+    return metric_rows(folder)
 
 
 def pair_batch(pairs, args):
@@ -29,14 +41,9 @@ def pair_batch(pairs, args):
     return batch
 
 
-def with_random_head(model):
-    torch.nn.init.normal_(model.lm.score.weight, generator=torch.Generator().manual_seed(0))
-    return model
-
-
 def test_a_score_depends_on_neither_padding_nor_its_neighbours():
     args, tokenizer, model = prepared()
-    with_random_head(model)
+    torch.nn.init.normal_(model.lm.score.weight, generator=torch.Generator().manual_seed(0))
     pairs = sorted(load_data(read_pairs, args, tokenizer)[1][:16], key=Pair.length)
     with torch.no_grad():
         together = model(pair_batch(pairs, args))
@@ -73,8 +80,7 @@ def test_any_code_gets_the_same_scores_from_the_saved_folder(pad, few_pairs, tmp
         lm.save_pretrained(source)
         tokenizer.save_pretrained(source)
     folder = tmp_path / "run"
-    options = ["--max_steps", "2", "--eval_every", "0", "--model_name_or_path", source, "--output_dir", folder]
-    reward_model.main([*few_pairs, *map(str, options)])
+    run(folder, *few_pairs, "--max_steps", 2, "--eval_every", 0, "--model_name_or_path", source)
     assert load_file(folder / "model" / "model.safetensors")["score.weight"].abs().max() > 0
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
@@ -91,30 +97,96 @@ def test_any_code_gets_the_same_scores_from_the_saved_folder(pad, few_pairs, tmp
 
 
 def test_a_reward_model_is_loaded_with_its_head_and_trained_on(few_pairs, tmp_path):
-    reward_model.main([*few_pairs, "--max_steps", "3", "--output_dir", str(tmp_path / "a")])
-    folder = str(tmp_path / "a" / "model")
-    reward_model.main(
-        [*few_pairs, "--max_steps", "0", "--model_name_or_path", folder, "--output_dir", str(tmp_path / "b")]
-    )
-    a, b = metric_rows(tmp_path / "a")[-1], metric_rows(tmp_path / "b")[0]
+    *_, a = run(tmp_path / "a", *few_pairs, "--max_steps", 3)
+    model = tmp_path / "a" / "model"
+    (b,) = run(tmp_path / "b", *few_pairs, "--max_steps", 0, "--model_name_or_path", model)
     assert b["eval/loss"] == pytest.approx(a["eval/loss"], abs=1e-6) and b["eval/accuracy"] == a["eval/accuracy"]
-
-
-def test_a_classifier_of_several_labels_is_refused(tmp_path):
-    config = dict(num_labels=3)
-    lm = AutoModelForSequenceClassification.from_pretrained(ROOT / "common" / "tiny", **config)
-    lm.save_pretrained(tmp_path / "three")
-    load_tokenizer(reward_model.Args()).save_pretrained(tmp_path / "three")
-    with pytest.raises(InputError, match="score.weight"):
-        prepared(model_name_or_path=str(tmp_path / "three"))
 
 
 def test_it_learns(tmp_path):
     """A few steps on the embedded pairs: held-out accuracy from a half to nine tenths."""
-    reward_model.main(
-        ["--max_steps", "40", "--pairs_per_step", "16", "--eval_every", "0", "--output_dir", str(tmp_path)]
-    )
-    rows = metric_rows(tmp_path)
+    rows = run(tmp_path, *"--max_steps 40 --pairs_per_step 16 --eval_every 0".split())
     assert rows[0]["eval/accuracy"] == 0.5 and rows[0]["eval/loss"] == pytest.approx(math.log(2))
     assert rows[-1]["eval/accuracy"] >= 0.88 and rows[-1]["eval/margin"] > 1
     assert rows[1]["optim/loss"] == pytest.approx(math.log(2))
+
+
+# --- a reward model as a reward ---
+
+
+def gemma_reward_model(folder, tokenizer):
+    config = dict(vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, hidden_size=32)
+    return small_model(folder, AutoModelForSequenceClassification, "llama", tokenizer, **config)
+
+
+def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
+    # Prompt, answer, <end_of_turn>, as the chat template renders them, and nothing behind.
+    tokenizer = gemma_tokenizer()
+    folder = gemma_reward_model(tmp_path / "rm", tokenizer)
+    stock = AutoModelForSequenceClassification.from_pretrained(folder)
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False).removesuffix("\n")
+    assert text.endswith("4<end_of_turn>")
+    with torch.no_grad():
+        expected = float(stock(torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])).logits)
+        (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "4", "5"))
+        trained = float(reward_model_of(folder)(given_batch([pair.prompt], [pair.chosen], "cpu")))
+        loaded = RewardModelReward(str(folder), grpo.Args())
+    (score,) = loaded(prompts=["2+2?"], completions=["4"], truncated=[False])
+    assert trained == pytest.approx(expected, abs=1e-6)
+    assert score == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_tokenizer_that_pads_with_the_end_of_the_turn_gets_a_pad_token(tmp_path):
+    """Others read the score at the last token that is not padding: that would be the one before the end of the turn."""
+    tokenizer = gemma_tokenizer()
+    tokenizer.pad_token = "<end_of_turn>"
+    lm = reward_model_of(gemma_reward_model(tmp_path / "rm", tokenizer)).lm
+    add_pad_token(lm, tokenizer)
+    assert tokenizer.pad_token == "<|pad|>" and lm.config.pad_token_id == tokenizer.pad_token_id
+    assert lm.get_input_embeddings().weight.shape[0] >= len(tokenizer)
+
+
+def test_a_reward_model_reads_the_columns_that_its_chat_template_does(tmp_path):
+    tokenizer = gemma_tokenizer()
+    tokenizer.chat_template = "{{ 'tool' if tools else '' }}" + tokenizer.chat_template
+    asked = RewardModelReward(str(gemma_reward_model(tmp_path / "rm", tokenizer)), grpo.Args())
+    tools = [[{"type": "function", "function": {"name": "add"}}], None]
+    with_tool, without = asked(prompts=["2+2?"] * 2, completions=["4"] * 2, truncated=[0, 0], tools=tools)
+    (plain,) = asked(prompts=["2+2?"], completions=["4"], truncated=[False])
+    assert without == pytest.approx(plain, abs=1e-6) and abs(with_tool - plain) > 1e-4
+
+
+def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
+    folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", num_labels=1, pad_token_id=0)
+    asked = RewardModelReward(str(folder), grpo.Args())
+    scores = asked(prompts=["1+2?"] * 2, completions=["3", "3"], truncated=[False, True])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    ids = tokenizer("1+2?").input_ids + tokenizer("3").input_ids
+    with torch.no_grad():
+        for end, score in zip(([tokenizer.eos_token_id], []), scores, strict=True):
+            assert score == pytest.approx(float(model(torch.tensor([ids + end])).logits), abs=1e-6)
+    assert abs(scores[0] - scores[1]) > 1e-3
+
+
+def test_several_reward_models_have_weights(tmp_path):
+    _, _, tokenizer, _ = embedded()
+    paths = [tmp_path / name / "model" for name in ("a", "b")]
+    for path in paths:
+        save_reward_model(path, tokenizer)
+    args = grpo.Args(reward=[f"rm:{path}" for path in paths] + ["accuracy"], reward_weights=[1.0, 0.5, 2.0])
+    rewards = load_rewards(args)
+    assert [(reward.name, reward.weight) for reward in rewards] == [("model", 1.0), ("model_2", 0.5), ("accuracy", 2.0)]
+
+
+def test_what_is_no_reward_model_is_refused(tmp_path):
+    _, _, tokenizer, _ = embedded()
+    save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
+    options = dict(num_labels=2, ignore_mismatched_sizes=True)
+    two = AutoModelForSequenceClassification.from_pretrained(tmp_path / "two", **options)
+    two.save_pretrained(tmp_path / "two")
+    for path, message in ((EMBEDDED["embedded"], "score.weight"), (tmp_path / "no", "no"), (tmp_path / "two", "score")):
+        with pytest.raises(InputError, match=message) as error:
+            RewardModelReward(str(path), grpo.Args())
+        assert "\n" not in str(error.value)

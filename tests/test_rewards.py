@@ -33,8 +33,8 @@ def sampled(*texts, truncated=False):
 
 @pytest.fixture
 def user_file(tmp_path):
-    def write(body, name="mine"):
-        path = tmp_path / f"{name}.py"
+    def write(body):
+        path = tmp_path / "mine.py"
         path.write_text(body, encoding="utf-8")
         return str(path)
 
@@ -71,34 +71,25 @@ def test_a_truncated_completion_has_no_answer():
 
 # --- functions of the user ---
 
-KEYWORDS = {"prompts", "completions", "completion_ids", "truncated", "gold"}
-KEYWORDS |= {"trainer_state", "log_metric", "log_extra"}
-
 
 def test_user_function_gets_trl_arguments(user_file):
-    """A reward written for GRPOTrainer must run unchanged: keyword lists, columns, one call for all rows."""
-    body = "calls = []\ndef mine(prompts, completions, level, **kwargs):\n"
-    body += "    calls.append((prompts, completions, level, kwargs))\n    return [float(x) for x in level]\n"
-    (reward,) = chosen(user_file(body) + ":mine")
-    rows = [row("p", "3", level=1), row("q", "4", level=2, completions="old")]
-    assert reward(rows, sampled("s", "t")).tolist() == [1.0, 2.0]
-    chat = [row([{"role": "user", "content": "p"}], None, level=1)]
-    assert reward(chat, sampled("s")).tolist() == [1.0]
-    plain, messages = sys.modules["reward_mine"].calls
-    assert plain[:3] == (["p", "q"], ["s", "t"], [1, 2])
-    assert plain[3].keys() | {"prompts", "completions"} == KEYWORDS
-    assert (plain[3]["gold"], plain[3]["truncated"]) == (["3", "4"], [False, False])
-    assert plain[3]["completion_ids"] == [[0], [1]] and plain[3]["trainer_state"].global_step == 0
-    assert messages[:2] == ([chat[0].prompt], [[{"role": "assistant", "content": "s"}]])
+    """A reward written for GRPOTrainer must run unchanged: keyword lists, columns, one call for all rows.
 
-
-def test_columns_are_those_of_all_rows_as_they_stand(user_file):
-    """Rows of JSON need not have the same columns; the extracted gold does not replace the answer's column."""
-    body = "calls = []\ndef mine(**keywords):\n    calls.append(keywords)\n    return [0.0, 0.0]\n"
+    Rows of JSON need not have the same columns; the extracted gold does not replace the answer's column.
+    """
+    body = "calls = []\ndef mine(**keywords):\n    calls.append(keywords)\n    return [0.5, 1.0]\n"
     (reward,) = chosen(user_file(body) + ":mine")
-    reward([row(level=1), row(answer="long #### 3")], sampled("s", "t"))
-    (given,) = sys.modules["reward_mine"].calls
-    assert given["level"] == [1, None] and given["answer"] == [None, "long #### 3"]
+    rows = [row("p", "3", level=1), row("q", "4", answer="long #### 4", completions="old")]
+    assert reward(rows, sampled("s", "t")).tolist() == [0.5, 1.0]
+    messages = [{"role": "user", "content": "p"}]
+    reward([row(messages, None)] * 2, sampled("s", "t"))
+    plain, chat = sys.modules["reward_mine"].calls
+    expected = {"prompts": ["p", "q"], "completions": ["s", "t"], "completion_ids": [[0], [1]]}
+    expected |= {"truncated": [False, False], "gold": ["3", "4"]}
+    expected |= {"level": [1, None], "answer": [None, "long #### 4"]}
+    assert {name: plain[name] for name in expected} == expected
+    assert plain.keys() - expected.keys() == {"trainer_state", "log_metric", "log_extra"}
+    assert chat["prompts"] == [messages] * 2 and chat["completions"][0] == [{"role": "assistant", "content": "s"}]
 
 
 def test_none_is_nan_and_counts_as_nothing(user_file):
@@ -123,20 +114,17 @@ def test_a_row_without_a_reward_gets_the_mean_of_its_group():
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("[1.0, float('nan'), 0.0]", "returned nan: expected finite numbers"),
         ("[1.0, 0.0, float('inf')]", "returned inf: expected finite numbers"),
         ("['one', 0.0, 0.0]", "failed: ValueError: .*'one'"),
-        ("[0.0, [1.0], 0.0]", "failed: TypeError"),
         ("[0.0, 1.0]", "returned 2 values for 3 completions"),
         ("1.0", "failed: TypeError"),
-        ("None", "failed: TypeError"),
+        ("log_extra('x', [1]) or [0.0, 0.0, 0.0]", "failed: ValueError"),
         ("[1 / (c != 's1') for c in completions]", "failed: ZeroDivisionError: division by zero"),
-        ("missing", "failed: NameError"),
     ],
 )
 def test_bad_values_name_the_function(user_file, returned, message):
     """A NaN, a missing value or an exception must stop the run; the script prints the traceback of an exception."""
-    (reward,) = chosen(user_file(f"def mine(completions, **_):\n    return {returned}\n") + ":mine")
+    (reward,) = chosen(user_file(f"def mine(completions, log_extra, **_):\n    return {returned}\n") + ":mine")
     with pytest.raises(InputError, match=f"--reward mine {message}") as caught:
         reward([row()] * 3, sampled("s0", "s1", "s2"))
     assert "\n" not in str(caught.value)
@@ -161,13 +149,11 @@ def test_arrays_and_numpy_scalars_are_numbers(user_file):
 @pytest.mark.parametrize(
     ("names", "weights", "message"),
     [
-        (["acuracy"], None, "acuracy.*accuracy, format"),
+        (["acuracy"], None, "did you mean accuracy.*rm:PATH"),
         (["nowhere.py:f"], None, "nowhere.py"),
         (["no_such_package.x:f"], None, "no_such_package"),
         (["math:nothing"], None, "math:nothing"),
-        (["math:pi"], None, "math:pi"),
         (["accuracy"], [1.0, 2.0], "expected one per reward"),
-        (["accuracy", "format"], [1.0], "expected one per reward"),
         (["accuracy"], [0.0], "not all 0"),
     ],
 )
@@ -178,11 +164,10 @@ def test_wrong_reward_options_are_input_errors(names, weights, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("body, error", [("def f(:\n", SyntaxError), ("'text'['key']\n", TypeError)])
-def test_broken_file_is_an_input_error(user_file, body, error):
+def test_broken_file_is_an_input_error_with_its_cause(user_file):
     with pytest.raises(InputError) as caught:
-        chosen(user_file(body, "broken") + ":f")
-    assert isinstance(caught.value.__cause__, error)
+        chosen(user_file("def f(:\n") + ":f")
+    assert isinstance(caught.value.__cause__, SyntaxError)
 
 
 def test_correctness_whatever_the_rewards_are():
@@ -239,30 +224,3 @@ def test_logged_names_are_agreed_over_processes(monkeypatch):
     log = Log("folder", None, None, None, [*chosen("accuracy"), *own])
     assert log.reduce_logged("eval/") == {"eval/logged/a": 5.0, "eval/logged/b": 3.5}
     assert not own[0].logged and not own[1].logged
-
-
-def test_extra_columns_need_a_value_for_each_completion(user_file):
-    body = "def mine(log_extra, **_):\n    log_extra('x', [1])\n    return [0.0, 0.0]\n"
-    (reward,) = chosen(user_file(body) + ":mine")
-    with pytest.raises(InputError, match="--reward mine failed: ValueError"):
-        reward([row()] * 2, sampled("", ""))
-
-
-def test_samples_hold_no_nan(user_file, tmp_path):
-    """JSON has none: a browser, jq and most other readers refuse the line. Numbers keep all their digits."""
-    body = """
-import math
-def mine(completions, log_extra, log_metric, **columns):
-    log_metric("value", math.nan)
-    log_extra("value", [math.nan] * len(completions))
-    log_extra("deep", [{"values": [-math.inf, 0.1 + 0.2]}] * len(completions))
-    return [None] * len(completions)
-"""
-    options = "--max_steps 1 --prompts_per_step 2 --group_size 2 --eval_prompts 1 --eval_samples 1 --eval_k 1"
-    grpo.main([*options.split(), "--reward", user_file(body) + ":mine", "--output_dir", str(tmp_path / "run")])
-    for name in ("samples.jsonl", "metrics.jsonl"):
-        text = (tmp_path / "run" / name).read_text(encoding="utf-8")
-        rows = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
-        if name == "samples.jsonl":
-            assert [row["reward_terms"] for row in rows] == [{"mine": None}] * 4
-            assert rows[-1]["extra"] == {"value": None, "deep": {"values": [None, 0.1 + 0.2]}}

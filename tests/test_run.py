@@ -1,7 +1,6 @@
 """harness/run.py and log.py: the folder, what cannot be written, trackers, what is printed, what is due when."""
 
 import datetime
-import errno
 import json
 import os
 import re
@@ -9,20 +8,18 @@ import sqlite3
 import sys
 import time
 
-import filelock
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from harness.data import Prompt
 from harness.errors import InputError
 from harness.log import SUSPICIOUS
 from harness.metrics import Metrics
 from processes import run_processes
-from small_run import FULL, advance, failure, no_room, refusal, samples_of, start, train
-from testbed import ROOT, metric_rows
+from small_run import FULL, advance, failure, no_room, refusal, same_run, samples_of, start, train
+from testbed import metric_rows
 
 
 def log_step(run, values, samples=None):
@@ -52,13 +49,15 @@ def test_a_folder_with_a_run_is_refused_and_a_resume_without_checkpoint_starts_a
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_that_another_run_holds_is_refused(resume, checkpoint, tmp_path):
-    folder = checkpoint.parents[1] if resume else tmp_path / "new"
-    folder.mkdir(exist_ok=True)
-    with filelock.FileLock(folder / "lock"):  # what a run in another process does
-        assert refusal(folder, resume=resume) == f"--output_dir {folder}: another run is using it"
-    start(folder, resume=resume)
+def test_a_folder_that_another_run_holds_is_refused(tmp_path):
+    """The process that trains holds the lock, not its launcher, which can be killed while they train on."""
+    run, optimizer, _ = start(tmp_path)
+    advance(run, optimizer)
+    for resume in (False, True):
+        assert refusal(tmp_path, resume=resume) == f"--output_dir {tmp_path}: another run is using it"
+    run.save_model = lambda policy: None
+    run.finish(None)
+    start(tmp_path, resume=True)
 
 
 def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
@@ -69,28 +68,13 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
     assert (tmp_path / "x" / "args.json").exists()
 
 
-def test_what_json_cannot_hold_is_written_as_text(tmp_path):
-    """A date in a message ended the run after its first evaluation."""
+def test_what_json_cannot_hold_is_written_as_text_or_null(tmp_path):
+    """A date in a message ended the run, and NaN is refused by a browser and jq. Numbers keep all their digits."""
     run, *_ = start(tmp_path)
-    run.log.write("rows", [{"role": "user", "at": datetime.date(2026, 1, 2)}])
-    assert (tmp_path / "rows").read_text(encoding="utf-8") == '{"role": "user", "at": "2026-01-02"}\n'
-
-
-def test_the_process_that_trains_holds_the_lock_until_its_run_ends(tmp_path):
-    # Not the launcher: it can be killed while its processes train on.
-    def is_free():
-        try:
-            with filelock.FileLock(tmp_path / "lock", blocking=False):
-                return True
-        except filelock.Timeout:
-            return False
-
-    run, optimizer, _ = start(tmp_path)
-    advance(run, optimizer)
-    assert not is_free()
-    run.save_model = lambda policy: None
-    run.finish(None)
-    assert is_free()
+    values = [0.1 + 0.2, float("nan"), {"deep": -float("inf")}]
+    run.log.write("rows", [{"role": "user", "at": datetime.date(2026, 1, 2), "values": values}])
+    row = json.loads((tmp_path / "rows").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert row == {"role": "user", "at": "2026-01-02", "values": [0.1 + 0.2, None, {"deep": None}]}
 
 
 def test_two_starts_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
@@ -113,23 +97,19 @@ def test_what_no_run_wrote_is_not_overwritten(name, resume, tmp_path):
 # --- what cannot be written ---
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+@pytest.mark.parametrize(
+    "folder, word",
+    [
+        ("x" * 300, "File name too long"),
+        ("file/run", "Not a directory"),
+        ("a\0b", "null"),
+        ("\udce4\udcb8\udcad", "surrogates"),  # a Chinese name in a locale without UTF-8: safetensors refuses it
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_one_line(folder, word, tmp_path):
     (tmp_path / "file").write_text("mine", encoding="utf-8")
-    for folder, word in (("x" * 300, "File name too long"), ("file", "File exists"), ("file/run", "Not a directory")):
-        with pytest.raises(InputError, match=word) as error:
-            start(tmp_path / folder)
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("where", ["the folder", "the lock"])
-def test_a_folder_without_permission_is_one_line(where, tmp_path, monkeypatch):
-    def denied(*arguments, **options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path))
-
-    monkeypatch.setattr(*(("pathlib.Path.mkdir", denied) if where == "the folder" else ("os.open", denied)))
-    with pytest.raises(InputError, match=f"--output_dir {tmp_path}.*Permission denied") as error:
-        start(tmp_path / "run")
-    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match=f"--output_dir .*{word}"):
+        start(tmp_path / folder)
 
 
 def test_a_full_disk_under_the_metrics_stops_the_run_with_a_checkpoint(tmp_path, capsys):
@@ -165,15 +145,6 @@ def test_args_json_is_whole_at_any_moment(tmp_path, monkeypatch):
     assert (tmp_path / "args.json").read_text(encoding="utf-8") == before
 
 
-@pytest.fixture(scope="module")
-def bfloat16_model(tmp_path_factory):
-    """The embedded model in bfloat16: trained in float32, whatever the file says."""
-    folder = tmp_path_factory.mktemp("bfloat16")
-    AutoModelForCausalLM.from_pretrained(ROOT / "common" / "tiny").to(torch.bfloat16).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(ROOT / "common" / "tiny").save_pretrained(folder)
-    return ["--model_name_or_path", folder]
-
-
 def ends_with(error):
     """In the place of transformers' save_pretrained: a part of the files, then `error`."""
 
@@ -185,25 +156,20 @@ def ends_with(error):
     return save_pretrained
 
 
-@pytest.mark.parametrize(
-    "error, why", [(FULL, "[Errno 28] No space left on device"), (KeyError("w1"), "KeyError 'w1'")]
-)
-def test_a_training_whose_model_cannot_be_written_is_kept(error, why, tmp_path, monkeypatch, bfloat16_model, capsys):
+@pytest.mark.parametrize("error, why", [(FULL, "[Errno 28]"), (KeyError("w1"), "KeyError 'w1'")])
+def test_a_training_whose_model_cannot_be_written_is_kept(error, why, tmp_path, monkeypatch, capsys):
     # The default is no checkpoint: whatever fails after hours of training lost all of it.
-    train(tmp_path / "a", *bfloat16_model)
+    train(tmp_path / "a")
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", ends_with(error))
-    said = failure(train, tmp_path / "b", *bfloat16_model)
-    assert f"model: {why}; run with --resume to try again" in said
+    line = failure(train, tmp_path / "b")
+    assert f"model: {why}" in line and "run with --resume to try again" in line
     monkeypatch.undo()
-    assert {path.name for path in (tmp_path / "b").iterdir()} == {
-        "args.json", "metrics.jsonl", "samples.jsonl", "lock", "checkpoints"
-    }  # fmt: skip
+    names = {"args.json", "metrics.jsonl", "samples.jsonl", "lock", "checkpoints"}
+    assert {path.name for path in (tmp_path / "b").iterdir()} == names
     assert "pass@1 before" not in capsys.readouterr().out.splitlines()[-1]
     train(tmp_path / "b", "--resume")
     assert "pass@1 before" in capsys.readouterr().out.splitlines()[-1]
-    assert metric_rows(tmp_path / "a") == metric_rows(tmp_path / "b")
-    a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
-    assert all(torch.equal(a[key], b[key]) for key in a)
+    same_run(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_folder_without_model_and_checkpoint_never_counts_as_finished(tmp_path, monkeypatch, capsys):
@@ -252,27 +218,25 @@ def test_a_tracker_that_is_named_gets_the_metrics_in_the_folder_of_the_run(name,
 
 
 def test_a_run_has_the_name_of_its_folder_in_trackers(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", "")
-    monkeypatch.delenv("TRACKIO_DIR")
     started = []
-    monkeypatch.setattr("harness.launch.get_available_trackers", lambda: ["wandb", "trackio"])
+    monkeypatch.setattr("harness.launch.get_available_trackers", lambda: ["wandb"])
     monkeypatch.setattr(Accelerator, "init_trackers", lambda *given, **options: started.append((given[1:], options)))
-    start(tmp_path / "a-name", report_to=["wandb", "trackio"], lora_targets=["a", "b"])
+    start(tmp_path / "a-name", report_to=["wandb"], lora_targets=["a", "b"])
     (((name,), options),) = started
     assert name == "grpo" and options["config"]["lora_targets"] == "['a', 'b']"
     assert options["init_kwargs"]["wandb"] == {"name": "a-name", "dir": str(tmp_path / "a-name")}
-    assert options["init_kwargs"]["trackio"] == {"name": "a-name"}
-    assert os.environ["TRACKIO_DIR"] == str(tmp_path / "a-name" / "trackio")
 
 
 def fail(*given, **options):
     raise ConnectionError("no API key\nconfigured")
 
 
-def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
+def test_a_tracker_that_does_not_start_or_is_not_installed_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("harness.launch.get_available_trackers", lambda: ["wandb"])
     monkeypatch.setattr(Accelerator, "init_trackers", fail)
     assert refusal(tmp_path, report_to=["wandb"]) == "--report_to: no API key configured"
+    for name in ("tensorboard", "all"):  # Accelerate passes over one that is not installed
+        assert f"--report_to {name}: not an installed tracker" in refusal(tmp_path, report_to=[name])
 
 
 def test_a_tracker_that_fails_on_the_way_costs_no_step(tmp_path, monkeypatch, capsys):
@@ -283,125 +247,75 @@ def test_a_tracker_that_fails_on_the_way_costs_no_step(tmp_path, monkeypatch, ca
     assert [row["step"] for row in metric_rows(tmp_path)] == [1]
 
 
-@pytest.mark.parametrize("name", ["nonsense", "wandb", "all"])
-def test_a_tracker_that_is_unknown_or_not_installed_is_one_line(name, tmp_path, monkeypatch):
-    """Accelerate passes over one that is not installed."""
-    monkeypatch.setattr("harness.launch.get_available_trackers", lambda: ["tensorboard"])
-    with pytest.raises(InputError, match=name) as error:
-        train(tmp_path, "--report_to", name)
-    assert "\n" not in str(error.value)
-
-
 # --- what a run prints ---
 
 
 def test_each_step_has_a_line(tmp_path, capsys, monkeypatch):
-    run, *_ = start(tmp_path, max_steps=2)
-    capsys.readouterr()
-    now = iter([0.0, 2.5, 3.0, 7.0])
+    run, *_ = start(tmp_path)
+    now = iter([0.5, 3.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    for _ in range(2):
-        log_step(run, {"reward/mean": 0.25, "policy/entropy": 0.5, "completion/length": 3.0, "optim/loss": 0.0})
+    log_step(run, {"reward/mean": 0.25, "policy/entropy": 0.5, "completion/length": 3.0, "optim/loss": 0.0})
     monkeypatch.undo()
-    shown = "reward 0.250, length 3.000, entropy 0.500"
-    lines = [f"step {step}/2: {shown}, {seconds} s" for step, seconds in ((1, 2.5), (2, 4.0))]
-    assert capsys.readouterr().out.splitlines() == lines
+    line = "step 1/50: reward 0.250, length 3.000, entropy 0.500, 2.5 s"
+    assert capsys.readouterr().out.splitlines()[-1] == line
 
 
-@pytest.mark.parametrize("step, remaining", [(3, "00:41"), (500, "10:22:13")])
-def test_the_bar_fits_80_columns(step, remaining, monkeypatch, tmp_path):
+def test_the_bar_fits_80_columns(monkeypatch, tmp_path):
     """tqdm cut the line at the edge of the terminal: "entropy 0.0" for 0.088."""
     run, *_ = start(tmp_path, max_steps=500)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("tqdm.std.tqdm.format_interval", staticmethod(lambda seconds: remaining))
+    monkeypatch.setattr("tqdm.std.tqdm.format_interval", staticmethod(lambda seconds: "10:22:13"))
     run.log.start_bar(500)
-    run.log.bar.n = step - 1
-    run.log.step, run.log.step_start = step, 0.0
+    run.log.bar.n = 499
     Metrics(run).show_phase("update 12/16")
     run.log.print_step({"reward/mean": -0.12345, "completion/length": 1024.4, "policy/entropy": 0.08841}, 500)
     run.log.bar.ncols, run.log.bar.dynamic_ncols = 79, None
     line = str(run.log.bar)
-    assert len(line) == 79
-    assert line.startswith(f"update 12/16 {step}/500 ")
+    assert len(line) == 79 and line.startswith("update 12/16 500/500 ")
     assert line.endswith("left, reward -0.123 length 1020 entropy 0.0884")
     run.log.close_bar()
 
 
-@pytest.mark.parametrize(
-    "prompt, shown",
-    [
-        ("1+1?", "'1+1?'"),
-        ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}], "'1+1?'"),
-    ],
-)
-def test_a_sample_shows_the_last_user_turn(prompt, shown, tmp_path, capsys):
+def test_a_sample_shows_the_last_user_turn(tmp_path, capsys):
     run, *_ = start(tmp_path)
     samples = samples_of([0.5])
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
     samples.prompts = [Prompt([1], prompt, None)]
     log_step(run, {}, samples)
-    assert f"step 1, reward 0.5: {shown} -> '2'" in capsys.readouterr().out.splitlines()
+    assert "step 1, reward 0.5: '1+1?' -> '2'" in capsys.readouterr().out.splitlines()
     (row,) = map(json.loads, (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines())
     assert row["prompt"] == prompt
 
 
+PASS, REWARD, ACCURACY = "eval/pass@1", "eval/reward", "eval/accuracy"
+
+
 @pytest.mark.parametrize(
-    "reward, first, last, said",
+    "reward, first, last, step, text",
     [
-        (["accuracy"], (0.3, 0.3, None), (0.9, 0.9, None), "eval/pass@1 before 0.300, after 0.900; "),
+        (["accuracy"], {PASS: 0.3, REWARD: 0.3}, {PASS: 0.9, REWARD: 0.9}, 5, f"{PASS} before 0.300, after 0.900; "),
         (
-            ["mine.py:mine"],
-            (0.3, 0.5, None),
-            (0.2, 0.9, None),
-            "eval/pass@1 before 0.300, after 0.200; eval/reward before 0.500, after 0.900; ",
+            ["mine.py:mine"],  # its reward alone is a number that can be gamed
+            {PASS: 0.3, REWARD: 0.5},
+            {PASS: 0.2, REWARD: 0.9},
+            5,
+            f"{PASS} before 0.300, after 0.200; {REWARD} before 0.500, after 0.900; ",
         ),
-        (["rm:model"], (None, 0.5, None), (None, 0.9, None), "eval/reward before 0.500, after 0.900; "),
-        ([], (None, None, 0.5), (None, None, 0.75), "eval/accuracy before 0.500, after 0.750; "),
-        ([], (), (), ""),
+        (["rm:model"], {REWARD: 0.5}, {REWARD: 0.9}, 5, f"{REWARD} before 0.500, after 0.900; "),
+        ([], {ACCURACY: 0.5}, {ACCURACY: 0.75}, 5, f"{ACCURACY} before 0.500, after 0.750; "),
+        (["accuracy"], {PASS: 0.3}, {PASS: 0.9}, 4, ""),  # the last step was not evaluated
+        (["accuracy"], {PASS: 0.3}, None, 0, ""),  # of a run of no steps
     ],
-)  # fmt: skip
-def test_the_closing_line_shows_each_score_before_and_after(reward, first, last, said, tmp_path, capsys):
-    """Under a reward model the terminal showed only the reward, which is the number that can be gamed."""
-    run, *_ = start(tmp_path, max_steps=1)
-    for scores in (first, last):
-        named = zip(("eval/pass@1", "eval/reward", "eval/accuracy"), scores, strict=False)
-        scores = {name: value for name, value in named if value is not None}
-        if scores:
-            run.log_scores(scores)
-        if run.step == 0 and scores is not last:
-            run.log.begin_step(1)
-            run.step = 1
+)
+def test_the_closing_line_shows_each_score_before_and_after(reward, first, last, step, text, tmp_path):
+    run, *_ = start(tmp_path)
     run.args.reward = reward
-    lines = capsys.readouterr().out.splitlines()
-    run.save_model = lambda policy: None
-    run.finish(None)
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{said}1 steps, ")
-    if len(first) == 3 and None not in first[:2]:
-        assert f"step 0: eval/pass@1 {first[0]:.3f}, eval/reward {first[1]:.3f}" in lines
-
-
-def test_after_is_a_score_of_the_last_step(tmp_path, capsys):
-    """`--resume --max_steps N` at a finished N printed "before 0.346, after 0.346", though nothing was evaluated."""
-    train(tmp_path, "--max_steps", 1, "--eval_every", 0, "--save_every", 1)
-    assert "before" in capsys.readouterr().out.splitlines()[-1]
-    (tmp_path / "checkpoints" / "step-00000001" / "state.json").write_text(
-        (tmp_path / "checkpoints" / "step-00000001" / "state.json")
-        .read_text(encoding="utf-8")
-        .replace('"last_scores": {"step": 1', '"last_scores": {"step": 0'),
-        encoding="utf-8",
-    )
-    train(tmp_path, "--resume", "--max_steps", 1)
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("1 steps, ")
-
-
-def test_a_resume_evaluates_as_before(tmp_path):
-    """Else "before" and "after" would be scores of two tasks. How often it evaluates may change."""
-    run, optimizer, _ = start(tmp_path)
-    advance(run, optimizer)
-    run.lock.release()
-    start(tmp_path, resume=True, eval_every=1)[0].lock.release()
-    with pytest.raises(InputError, match=r"--eval_temperature \(checkpoint: 1.0, now: 0.0\)"):
-        start(tmp_path, resume=True, eval_temperature=0.0)
+    run.log_scores(first)
+    run.log.step = 5 if last else 0
+    if last:
+        run.log_scores(last)
+        run.log.last_scores["step"] = step
+    assert run.log.before_and_after() == text
 
 
 def printed_after(folder, steps, capsys, **options):
@@ -425,11 +339,6 @@ def test_a_run_that_learns_nothing_is_named_once_after_five_steps_in_a_row(name,
     assert step == 15 and f"({name} {dead})" in line and "docs/watch.md" in line
 
 
-def test_a_healthy_run_prints_no_warning(tmp_path, capsys):
-    healthy = {"optim/loss": 0.0, "optim/grad_norm": 1.0, "optim/lr": 1e-4, "rollout/logprob_gap": 1e-5}
-    assert printed_after(tmp_path, [healthy] * 6, capsys) == []
-
-
 @pytest.mark.parametrize(
     "dtype, gaps, step", [("float32", [1e-5, 9e-4, 0.002, 0.2], 3), ("bfloat16", [2e-3, 9e-3, 0.02], 3)]
 )
@@ -450,54 +359,19 @@ def test_a_sample_is_shown_at_steps_that_are_ever_further_apart(tmp_path, capsys
 # --- the end of a step ---
 
 
-def test_a_run_of_no_steps_has_no_score_after_them(tmp_path, capsys):
-    # "before 0.250, after 0.250" of one evaluation.
-    run, *_ = start(tmp_path, max_steps=0)
-    run.log_scores({"eval/pass@1": 0.25})
-    run.finish(None)
-    assert capsys.readouterr().out.splitlines()[-1].startswith("0 steps, ")
-    assert not (tmp_path / "model").exists()
-
-
 @pytest.mark.parametrize(
     "eval_every, save_every, evaluations, saves",
-    [(0, 0, [5], []), (2, 2, [2, 4, 5], [4, 5]), (5, 3, [5], [3, 5]), (1, 0, [1, 2, 3, 4, 5], [])],
+    [(0, 0, [0, 5], []), (2, 2, [0, 2, 4, 5], [4, 5]), (5, 3, [0, 5], [3, 5]), (1, 0, [0, 1, 2, 3, 4, 5], [])],
 )
 def test_evaluations_and_checkpoints_are_due_at_the_last_step_too(eval_every, save_every, evaluations, saves, tmp_path):
-    run, *_ = start(tmp_path / "run", max_steps=5, eval_every=eval_every, save_every=save_every)
-    evaluated = []
+    run, *_ = start(tmp_path, max_steps=5, eval_every=eval_every, save_every=save_every)
+    evaluated = [0] if run.evaluates(0) else []
     for step in run.steps():
         if run.evaluates(step):
             evaluated.append(step)
         log_step(run, {"reward/mean": 0.0})
-    kept = [int(path.name.removeprefix("step-")) for path in sorted((tmp_path / "run" / "checkpoints").glob("step-*"))]
+    kept = [int(path.name.removeprefix("step-")) for path in sorted((tmp_path / "checkpoints").glob("step-*"))]
     assert evaluated == evaluations and kept == saves
-
-
-def test_a_process_stops_where_another_one_was_signalled(tmp_path, monkeypatch):
-    run, _optimizer, _ = start(tmp_path)
-    monkeypatch.setattr(Accelerator, "check_trigger", lambda self: True)
-    assert list(run.steps()) == [] and run.stopped
-    with pytest.raises(SystemExit) as end:
-        run.finish(None)
-    assert end.value.code == 143
-
-
-def test_what_reward_functions_log_is_in_the_row_of_its_step(tmp_path):
-    """What the first evaluation logged took the place of step 1's evaluation."""
-    (tmp_path / "own.py").write_text(
-        "def own(completions, log_metric, log_extra, trainer_state, **columns):\n"
-        "    log_metric('step', trainer_state.global_step)\n"
-        "    log_extra('length', [len(text) for text in completions])\n"
-        "    return [float(len(text)) for text in completions]\n",
-        encoding="utf-8",
-    )
-    train(tmp_path / "run", "--reward", f"{tmp_path}/own.py:own", "--eval_every", 2)
-    rows = metric_rows(tmp_path / "run")
-    logged = [{name: value for name, value in row.items() if "logged" in name} for row in rows]
-    assert logged == [{"eval/logged/step": 0}, {"logged/step": 0}, {"logged/step": 1, "eval/logged/step": 1}]
-    samples = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    assert all(len(row["completion"]) == row["extra"]["length"] for row in map(json.loads, samples))
 
 
 # --- a loss that is not finite ---
@@ -535,18 +409,13 @@ def test_a_loss_that_is_not_finite_leaves_the_last_finished_step(processes, tmp_
     last = str(processes - 1)  # one process alone meets it
     result = run_processes(*command, tmp_path / "b", processes=processes, env={"FAULT": last}, patience=20)
     assert result.codes == [1] * processes, result.stderr
-    lines = [line for line in result.stderr.splitlines() if "error: " in line]
-    assert "step 3: update 1 is not finite" in lines[0]
-    assert "the checkpoint is of step 2" in lines[0]
+    line = next(line for line in result.stderr.splitlines() if "error: " in line)
+    assert "step 3: update 1 is not finite" in line and "the checkpoint is of step 2" in line
     assert [path.name for path in (tmp_path / "b" / "checkpoints").iterdir()] == ["step-00000002"]
     for folder, options in (("b", ["--resume"]), ("a", [])):
         result = run_processes(*command, tmp_path / folder, *options, processes=processes)
         assert result.returncode == 0, result.stderr
-    assert metric_rows(tmp_path / "a") == metric_rows(tmp_path / "b")
-    samples = [(tmp_path / x / "samples.jsonl").read_text(encoding="utf-8") for x in "ab"]
-    assert samples[0] == samples[1]  # the unfinished step evaluated nothing
-    a, b = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
-    assert all(torch.equal(a[key], b[key]) for key in a)
+    same_run(tmp_path / "a", tmp_path / "b")  # the unfinished step evaluated nothing
 
 
 def test_a_step_that_diverges_in_its_second_update_leaves_no_checkpoint(tmp_path):

@@ -1,13 +1,13 @@
-"""Tokenizers of one token a character, and files of a few rows."""
+"""Tokenizers of one token a character, and what is made of files of a few rows."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-import reward_model
-from harness.data import load_data
+from harness.data import load_data, load_prompts
 from harness.pairs import read_pairs
 
 TEMPLATE = (
@@ -23,23 +23,39 @@ GEMMA_STOP = ["<eos>", "<end_of_turn>"]
 GEMMA_SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 
 
-def make_tokenizer(template=None, bos=False, eos=False):
-    """One token a character; `bos` and `eos` are added to plain text as the tokenizers of many models do."""
+def character_tokenizer(special, **roles):
+    """One token a character of ASCII, after these special ones."""
     characters = [chr(i) for i in range(32, 127)] + ["\n"]
-    vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", "<unk>", *characters])}
+    vocabulary = {token: i for i, token in enumerate([*special, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **roles)
+
+
+def make_tokenizer(template=None, bos=False, eos=False):
+    """`bos` and `eos` are added to plain text as the tokenizers of many models do."""
+    roles = dict(bos_token="<s>" if bos else None, eos_token="</s>")
+    tokenizer = character_tokenizer(["<s>", "</s>", "<unk>"], **roles)
     single = ["<s>"] * bos + ["$A"] + ["</s>"] * eos
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>" if bos else None, eos_token="</s>", unk_token="<unk>"
-    )
-    fast.chat_template = template
-    return fast
+    special_tokens = [("<s>", 0), ("</s>", 1)]
+    post_processor = processors.TemplateProcessing(single=single, special_tokens=special_tokens)
+    tokenizer.backend_tokenizer.post_processor = post_processor
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def gemma_tokenizer(template=GEMMA):
+    """The chat template closes a turn with <end_of_turn>, as Gemma's does."""
+    roles = dict(pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
+    tokenizer = character_tokenizer(GEMMA_SPECIAL, **roles)
+    tokenizer.add_special_tokens({"additional_special_tokens": GEMMA_SPECIAL[4:]})
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 PLAIN = make_tokenizer()
+load_pairs = partial(load_data, read_pairs)
 
 
 def make_args(dataset, **options):
@@ -51,6 +67,27 @@ def make_args(dataset, **options):
     return SimpleNamespace(**defaults | options)
 
 
+def load(dataset, tokenizer=PLAIN, read=load_prompts, **options):
+    """The examples of a file or folder: (training, evaluation)."""
+    return read(make_args(dataset, **options), tokenizer)
+
+
+def load_rows(folder, rows, tokenizer=PLAIN, read=load_prompts, **options):
+    """All examples that these rows make, prompts or pairs."""
+    path = write(folder / "rows.jsonl", rows)
+    return load(path, tokenizer, read, eval_dataset=str(path), **options)[0]
+
+
+def pairs_from(folder, tokenizer, *rows):
+    """The pairs of rows (prompt, chosen, rejected)."""
+    rows = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in rows]
+    return load_rows(folder, rows, tokenizer, load_pairs)
+
+
+def text_of(ids, tokenizer=PLAIN):
+    return "".join(tokenizer.convert_ids_to_tokens(ids))
+
+
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -58,27 +95,3 @@ def write(path, rows):
 
 def say(content):
     return {"role": "assistant", "content": content}
-
-
-def gemma_tokenizer(template=GEMMA):
-    """One token a character; the chat template closes a turn with <end_of_turn>, as Gemma's does."""
-    characters = [chr(i) for i in range(32, 127)] + ["\n"]
-    vocabulary = {token: i for i, token in enumerate([*GEMMA_SPECIAL, *characters])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    roles = dict(pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **roles)
-    tokenizer.add_special_tokens({"additional_special_tokens": GEMMA_SPECIAL[4:]})
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-def pairs_from(folder, tokenizer, *rows):
-    """The pairs that `read_pairs` makes of rows (prompt, chosen, rejected)."""
-    path = folder / "pairs.jsonl"
-    path.write_text(
-        "".join(json.dumps(dict(zip(("prompt", "chosen", "rejected"), row, strict=True))) + "\n" for row in rows),
-        encoding="utf-8",
-    )
-    args = reward_model.Args(dataset=str(path), eval_dataset=str(path))
-    return load_data(read_pairs, args, tokenizer)[0]

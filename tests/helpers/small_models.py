@@ -126,17 +126,6 @@ def copy_of_embedded(folder, edit=lambda weights: None, **config):
     return folder
 
 
-def hub_snapshot(cache, monkeypatch):
-    """Where the files of the hub id some/model are, in a cache of the hub at this folder."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    repository = cache / "models--some--model"
-    snapshot = repository / "snapshots" / ("0123456789" * 4)
-    snapshot.parent.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(snapshot.name, encoding="utf-8")
-    return snapshot
-
-
 def small_model(folder, auto_class, kind, tokenizer=None, **config):
     """A random model of an architecture, with the embedded tokenizer or another one."""
     torch.manual_seed(0)
@@ -145,9 +134,14 @@ def small_model(folder, auto_class, kind, tokenizer=None, **config):
     return folder
 
 
-def policy_of(folder):
-    args = script("grpo").Args(model_name_or_path=str(folder))
+def policy_of(folder="embedded", **options):
+    args = script("grpo").Args(model_name_or_path=str(folder), **options)
     return load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
+
+
+def logits(lm):
+    with torch.no_grad():
+        return lm.eval()(torch.arange(9)[None]).logits
 
 
 def reward_model_of(folder):

@@ -13,6 +13,7 @@ from harness.data import Prompt
 from harness.errors import InputError
 from harness.metrics import Metrics
 from harness.run import Run
+from testbed import metric_rows
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 QUICK = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16".split()
@@ -99,6 +100,12 @@ def failure(function, *arguments):
 
 def train(folder, *arguments):
     """A run of grpo.py as a user starts it, of two short steps."""
-    importlib.import_module("grpo").main(
-        [*QUICK, "--output_dir", str(folder), "--max_steps", "2", *map(str, arguments)]
-    )
+    words = [*QUICK, "--output_dir", folder, "--max_steps", 2, *arguments]
+    importlib.import_module("grpo").main(list(map(str, words)))
+
+
+def same_run(a, b):
+    """Assert that two runs have the same metrics, samples and weights."""
+    assert metric_rows(a) == metric_rows(b)
+    names = [name for name in ("samples.jsonl", "model/model.safetensors") if (a / name).exists()]
+    assert names and all((a / name).read_bytes() == (b / name).read_bytes() for name in names)
