@@ -474,7 +474,7 @@ def train_family(start, rollouts, paper, o):
         (grpo, GRPO, {}),
         (dr_grpo, DrGRPO, {}),
         (dapo, DAPO, dict(overlong="soft", overlong_cache=8)),
-        (gspo, GSPO, dict(clip_low=0.1, clip_high=0.12)),
+        (gspo, GSPO, dict(clip_low=0.1, clip_high=0.2)),
         (dcpo, DCPO, dict(max_ratio=3.0)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
