@@ -43,8 +43,6 @@ from testbed import (
 NAMES = {
     "test_a_group_of_one_is_refused": FAMILY,
     "test_a_row_without_a_reward_has_the_advantage_0": FAMILY,
-    "test_minibatches_are_equal_runs_of_whole_groups_in_draw_order": FAMILY,  # ppo whitens over the whole rollout
-    "test_zero_advantages_move_nothing": FAMILY,  # a critic's advantages are not those of the rewards
     # dapo's rounds: test_dapo.py
     "test_each_step_and_process_samples_with_a_seed_of_its_own": [
         name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")
@@ -166,22 +164,6 @@ def test_mixed_precision_is_not_for_the_functions_of_the_reward(name, tmp_path, 
     script(name).main(options.split())
 
 
-# --- minibatches ---
-
-
-def test_minibatches_are_equal_runs_of_whole_groups_in_draw_order(name):
-    module, args, policy, reference, batch = prepared(name, num_minibatches=4)
-    if not learns_from_rewards(module, args):
-        pytest.skip(TAUGHT)
-    steps, _ = gradients(module, args, policy, batch, reference)
-    assert len(steps) == 4
-    args.num_minibatches, args.prompts_per_step = 1, 2
-    for i, step in enumerate(steps):
-        part = {column: values[8 * i : 8 * i + 8] for column, values in batch.items()}
-        (alone,), _ = gradients(module, args, policy, part, reference)
-        assert relative(step, alone) < 1e-5
-
-
 # --- the first ratio ---
 
 
@@ -201,18 +183,6 @@ def test_first_ratio_is_exactly_one(name, updates):
     finally:
         module.policy_loss = original
     assert len(ratios) >= 7 and max(ratios) == 0  # bitwise, although micro-batches have other shapes than the rollout
-
-
-def test_zero_advantages_move_nothing(name):
-    # Weights change when rewards differ, and do not (bitwise) when all groups agree.
-    module, args, policy, _, batch = prepared(name, kl_coef=0.0, entropy_coef=0.0)
-    if not learns_from_rewards(module, args):
-        pytest.skip(TAUGHT)
-    (moving,), _ = gradients(module, args, policy, batch)
-    assert max(float(g.abs().max()) for g in moving) > 1e-4
-    batch["advantages"] = torch.zeros_like(batch["advantages"])
-    (still,), _ = gradients(module, args, policy, batch)
-    assert all((g == 0).all() for g in still)
 
 
 def test_a_rollout_without_valid_tokens_takes_its_step(name):
@@ -291,25 +261,6 @@ def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, mo
     evaluation = ((3, 1, 0), 0.7, 0.5)
     steps = [((3, 1, step), 1.3, 1.0) for step in (1, 2)]
     assert seeds == [evaluation, *steps, evaluation]
-
-
-def test_the_optimizer_has_the_options_and_the_rate_of_each_step(name, tmp_path, monkeypatch):
-    # A schedule that is logged, or resumed, and never set.
-    seen, updated = [], script(name).update
-
-    def update(*arguments):
-        (optimizer,) = [argument for argument in arguments if hasattr(argument, "param_groups")]
-        group = optimizer.param_groups[0]
-        seen.append((group["lr"], group["betas"], group["weight_decay"]))
-        updated(*arguments)
-
-    monkeypatch.setattr(script(name), "update", update)
-    monkeypatch.setattr(script(name), "evaluate", lambda *arguments: {})
-    options = "--max_steps 4 --learning_rate 3e-4 --warmup_steps 2 --lr_scheduler linear"
-    options += " --reward testbed:alternating"
-    run(name, tmp_path, *options.split(), *"--adam_beta1 0.7 --adam_beta2 0.8 --weight_decay 0.3".split())
-    assert seen == [(pytest.approx(rate), (0.7, 0.8), 0.3) for rate in (1.5e-4, 3e-4, 3e-4, 1.5e-4)]
-    assert [row["optim/lr"] for row in metric_rows(tmp_path) if row["step"]] == [rate for rate, *_ in seen]
 
 
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
