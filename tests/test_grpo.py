@@ -45,6 +45,11 @@ def test_the_defaults_are_the_papers(name):
 # --- advantages ---
 
 
+def test_groups_are_adjacent_rows():
+    # nanoGRPO, R-1V#67: rewards grouped across prompts. Group 0 is rows 0-3: constant inside, different between.
+    assert advantages([0.0] * 4 + [1.0] * 4) == [0.0] * 8
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
 def test_without_std_the_advantage_is_the_centred_reward(dtype):
     # Of whole numbers they were cut to 0, 0, 0 and 1.

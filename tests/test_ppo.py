@@ -89,7 +89,8 @@ def split(model, steps):
     return split["policy"], split["critic"]
 
 
-def test_policy_and_shared_critic_are_clipped_by_a_norm_each():
+def test_policy_and_critic_are_clipped_by_a_norm_each():
+    """Here with one backbone; test_whole_updates.py has two."""
     module, args, policy, batch = filled(max_grad_norm=0.01, critic="shared")
     steps, metrics = gradients(module, args, policy, batch)
     both = split(trainable(module, args, policy)[0], steps)
