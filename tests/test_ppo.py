@@ -14,14 +14,7 @@ from common.masked import moments
 from harness.data import EMBEDDED
 from harness.errors import InputError
 from small_models import random_batch, random_policy, save_reward_model
-from testbed import (
-    embedded,
-    gradients,
-    hand_made_batch,
-    largest_difference,
-    metric_rows,
-    trainable,
-)
+from testbed import embedded, gradients, hand_made_batch, largest_difference, metric_rows, trainable
 
 
 def test_moments_of_equal_values_and_of_none():

@@ -27,17 +27,7 @@ from harness.errors import InputError
 from harness.loading import load_tokenizer
 from harness.metrics import Metrics
 from small_models import copy_of_embedded
-from testbed import (
-    ROOT,
-    b1,
-    embedded,
-    embedded_prompts,
-    hand_made_batch,
-    metric_rows,
-    ragged,
-    script,
-    totals_of,
-)
+from testbed import ROOT, b1, embedded, embedded_prompts, hand_made_batch, metric_rows, ragged, script, totals_of
 from threads import Processes
 from vectors import check
 

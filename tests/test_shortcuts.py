@@ -21,17 +21,7 @@ from fast.exact import CACHE, computes_in_float32, is_plain_linear
 from fast.shortcuts import Shortcuts, find_shortcuts, packing_is_exact_on
 from processes import run_processes
 from small_models import random_lm, random_policy
-from testbed import (
-    ROOT,
-    SCRIPTS,
-    embedded,
-    fill,
-    gradients,
-    hand_made_batch,
-    largest_difference,
-    metric_rows,
-    script,
-)
+from testbed import ROOT, embedded, metric_rows, script
 
 QUICK = "--max_steps 2 --prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --eval_every 0".split()
 
@@ -57,23 +47,6 @@ def test_the_folder_is_imported_in_one_place():
     pattern = re.compile(r"^\s*(?:from|import) fast\b", re.MULTILINE)
     found = {path.name: len(pattern.findall(path.read_text(encoding="utf-8"))) for path in files}
     assert {name: count for name, count in found.items() if count} == {"loading.py": 1}
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_an_update_is_that_of_the_plain_way(name):
-    """With micro-batches that split groups, several minibatches, and the critic of ppo.py."""
-    found = []
-    for is_fast in (True, False):
-        module, args, tokenizer, policy = embedded(
-            name, group_size=4, prompts_per_step=8, num_minibatches=2, micro_batch_size=5, fast=is_fast
-        )
-        assert policy.shares_prompts == is_fast
-        rows, rewards = hand_made_batch(policy, tokenizer, args)
-        found.append(gradients(script(name), args, policy, fill(module, rows, rewards, args)))
-    (fast, metrics), (plain, others) = found
-    for step, other in zip(plain, fast, strict=True):
-        assert largest_difference(other, step) < 1e-5 * max(float(x.abs().max()) for x in step)
-    assert others == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
 def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):

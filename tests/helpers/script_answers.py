@@ -19,17 +19,7 @@ from torch import nn
 import common.batches
 from harness.metrics import Metrics
 from harness.pairs import Pair
-from testbed import (
-    ALL,
-    UPDATE,
-    advantages_of,
-    args_of,
-    can_be_called,
-    knows_advantages,
-    ragged,
-    script,
-    totals_of,
-)
+from testbed import ALL, UPDATE, advantages_of, args_of, can_be_called, knows_advantages, ragged, script, totals_of
 from threads import Processes
 from vectors.check import load_cases
 
