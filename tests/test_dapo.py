@@ -227,16 +227,12 @@ def test_the_accuracy_is_1_or_minus_1_and_nothing_else_is_recoded(names, rewards
 
 
 def test_the_punishment_of_long_completions():
-    """Eq. 13: 0 up to the cache, then linear, and -1 at the limit."""
+    """Eq. 13, of the paper's sizes: 0 up to the cache, then linear, and -1 at the limit."""
     args = args_of(overlong="soft", max_new_tokens=20480, overlong_cache=4096)
     penalty = dapo.overlong_penalty(torch.tensor([1, 16384, 16385, 18432, 20479, 20480, 30000]), args)
-    assert penalty.tolist() == [0, 0, -1 / 4096, -0.5, -4095 / 4096, -1, -1]
-    assert penalty.dtype == torch.float64
-    args = args_of(overlong="soft", max_new_tokens=8, overlong_cache=8)  # the whole length is the cache
-    assert dapo.overlong_penalty(torch.tensor([1, 8]), args).tolist() == [-1 / 8, -1]
+    assert penalty.tolist() == [0, 0, -1 / 4096, -0.5, -4095 / 4096, -1, -1] and penalty.dtype == torch.float64
     for overlong in ("none", "filter"):
-        args = args_of(overlong=overlong, max_new_tokens=10, overlong_cache=4)
-        assert dapo.overlong_penalty(torch.tensor([5, 10]), args).tolist() == [0, 0]
+        assert not dapo.overlong_penalty(torch.tensor([5, 10]), args_of(overlong=overlong, max_new_tokens=10)).any()
 
 
 QUICK = "--prompts_per_step 8 --group_size 4 --eval_prompts 4 --eval_samples 4 --eval_every 0 --num_minibatches 1"

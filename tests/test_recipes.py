@@ -51,6 +51,13 @@ def train(module, folder, *arguments):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def cut_short(folder, step):
+    """Copy the run folder/a to folder/b, without what its last step saved."""
+    shutil.copytree(folder / "a", folder / "b")
+    shutil.rmtree(folder / "b" / "checkpoints" / f"step-{step:08d}")
+    shutil.rmtree(folder / "b" / "model")
+
+
 # --- what is put into a script ---
 
 SCRIPT = '''"""Old."""
@@ -770,19 +777,26 @@ def test_what_a_recipe_adapts_survives_a_resume(name, options, metric, modules, 
     words = [*sizes.split(), *options.split()]
     rows = train(modules[name], tmp_path / "a", *words)[1:]
     assert len({row[metric] for row in rows[:2]} | {row[metric] for row in rows[2:]}) > 1
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    shutil.rmtree(tmp_path / "b" / "checkpoints" / "step-00000004")
-    shutil.rmtree(tmp_path / "b" / "model")
+    cut_short(tmp_path, 4)
     train(modules[name], tmp_path / "b", *words, "--resume")
     assert metric_rows(tmp_path / "a") == metric_rows(tmp_path / "b")
+
+
+def test_one_rollout_halves_or_doubles_the_kl_coefficient_at_most(modules):
+    # verl has no bound: here -0.052 for a KL of 0, which pays for divergence.
+    module = modules["ppo_adaptive_kl"]
+    for kl, factor in ((0.0, 0.5), (9.0, 2)):
+        beta = module.AdaptiveKL(module.Args(kl_coef=0.05, kl_target=0.1, kl_horizon=100.0))
+        beta.move(kl, 1024)
+        assert beta.coef == pytest.approx(0.05 * factor)
 
 
 # --- pairs that the policy samples ---
 
 
-def train_online(module, folder, *arguments):
+def train_online(modules, folder, *arguments):
     quick = "--pair_prompts 64 --pair_samples 4 --pairs_per_step 8 --eval_prompts 8 --eval_samples 4 --eval_every 0"
-    module.main([*quick.split(), "--output_dir", str(folder), *map(str, arguments)])
+    modules["online_dpo"].main([*quick.split(), "--output_dir", str(folder), *map(str, arguments)])
     return metric_rows(folder)
 
 
@@ -792,75 +806,50 @@ def rows_of(file):
 
 def test_the_written_pairs_are_the_trained_pairs(modules, tmp_path):
     """Read again by dpo.py they give the same tokens, so the same run."""
-    steps = len(rows_of_first_round(modules, tmp_path)) // 8
-    own = train_online(modules["online_dpo"], tmp_path / "own", "--max_steps", steps)
+    (row,) = train_online(modules, tmp_path / "first", "--max_steps", 1)[1:]
+    pairs = tmp_path / "first" / "pairs-1.jsonl"
+    made = len(rows_of(pairs))
+    assert made == row["pairs/made"] == round(row["pairs/yield"] * 64)
+    for split in ("train", "test"):
+        shutil.copy(pairs, tmp_path / f"{split}.jsonl")
+    own = train_online(modules, tmp_path / "own", "--max_steps", made // 8)
     words = ["--dataset", tmp_path, "--eval_dataset", "embedded", "--pairs_per_step", 8]
     words += ["--eval_prompts", 8, "--eval_samples", 4, "--output_dir", tmp_path / "given"]
     script("dpo").main(list(map(str, words)))
     given = metric_rows(tmp_path / "given")
-    assert len(own) == len(given) == steps + 1 > 2
+    assert len(own) == len(given) == made // 8 + 1 > 2
     for a, b in zip(own[1:], given[1:], strict=True):
         assert all(a[key] == b[key] for key in a if key.startswith(("optim/", "rewards/", "logps/", "completion/")))
     assert given[-1]["eval/pass@1"] == own[-1]["eval/pass@1"]
 
 
-def rows_of_first_round(modules, folder):
-    """The pairs of the first round, which are also written as a data set of `folder`."""
-    (row,) = train_online(modules["online_dpo"], folder / "first", "--max_steps", 1)[1:]
-    pairs = folder / "first" / "pairs-1.jsonl"
-    assert len(rows_of(pairs)) == row["pairs/made"] == round(row["pairs/yield"] * 64)
-    for split in ("train", "test"):
-        shutil.copy(pairs, folder / f"{split}.jsonl")
-    return rows_of(pairs)
-
-
-def sample_and_score(modules, completions, rewards):
-    """A stand-in for the one of `main`, with the same completions and rewards for each prompt."""
-
-    def sample(prompts, n, temperature, top_p, seed):
-        texts = completions * len(prompts)
-        truncated = torch.tensor([completion.truncated for completion in texts])
-        return Samples({"truncated": truncated}, prompts, texts, torch.tensor(rewards * len(prompts)), {})
-
-    return sample
-
-
 def test_the_best_and_the_worst_that_ended_are_a_pair(modules):
-    module = modules["online_dpo"]
+    module, (prompt,), metrics = modules["online_dpo"], embedded_prompts()[:1], Metrics()
     completions = [Completion(name, [3 + i, 1], name == "cut") for i, name in enumerate(("cut", "a", "b", "c", "d"))]
-    prompts, args, metrics = embedded_prompts()[:3], module.Args(pair_samples=5), Metrics()
-    for rewards, expected in (
-        ([9.0, 0.2, 0.8, 0.8, -1.0], ("b", "d")),  # of equal ones the first
-        ([9.0, 0.3, 0.3, 0.1 + 0.2, 0.3], None),  # they differ by rounding
-    ):
-        sample = sample_and_score(modules, completions, rewards)
-        pairs, rows = module.make_pairs(Accelerator(cpu=True), sample, prompts, (0, 0, 1, 1), args, metrics)
-        if expected is None:
-            assert pairs == rows == []
-            continue
-        assert [(row["chosen"], row["rejected"]) for row in rows] == [expected] * 3
-        assert [(pair.prompt, pair.chosen, pair.rejected) for pair in pairs] == [
-            (prompt.ids, [5, 1], [7, 1]) for prompt in prompts
-        ]
+    batch, args, made = {"truncated": torch.tensor([True, False, False, False, False])}, module.Args(pair_samples=5), []
+    for rewards in ([9.0, 0.2, 0.8, 0.8, -1.0], [9.0, 0.3, 0.3, 0.1 + 0.2, 0.3]):  # the others differ by rounding
+        samples = Samples(batch, [prompt], completions, torch.tensor(rewards).double(), {})
+        made.append(module.make_pairs(Accelerator(cpu=True), lambda *_, s=samples: s, [prompt], (0,), args, metrics))
+    ((pair,), (row,)), nothing = made
+    assert (pair.prompt, pair.chosen, pair.rejected) == (prompt.ids, [5, 1], [7, 1]) and nothing == ([], [])
+    assert (row["chosen"], row["rejected"]) == ("b", "d")  # of equal ones the first
     result = metrics.reduce(Accelerator(cpu=True))
     assert result["pairs/yield"] == 0.5 and result["pairs/truncated"] == 0.2
 
 
-def test_a_new_round_is_sampled_from_the_present_policy_and_a_resume_goes_on(modules, tmp_path):
+def test_a_new_round_has_the_present_policy_as_its_reference_and_a_resume_goes_on(modules, tmp_path):
     options = ["--pair_prompts", 32, "--max_steps", 6, "--save_every", 3]
-    rows = train_online(modules["online_dpo"], tmp_path / "a", *options)
+    rows = train_online(modules, tmp_path / "a", *options)
     firsts = [row["step"] for row in rows[1:] if "pairs/made" in row]
     assert len(firsts) >= 2 and firsts[0] == 1
-    for row in rows[1:]:  # the reference is the policy at the start of the round
+    for row in rows[1:]:
         assert (row["rewards/margin"] == pytest.approx(0, abs=1e-5)) == (row["step"] in firsts)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    shutil.rmtree(tmp_path / "b" / "checkpoints" / "step-00000006")
-    shutil.rmtree(tmp_path / "b" / "model")
-    assert train_online(modules["online_dpo"], tmp_path / "b", *options, "--resume") == rows
+    cut_short(tmp_path, 6)
+    assert train_online(modules, tmp_path / "b", *options, "--resume") == rows
 
 
 def test_a_round_without_enough_pairs_ends_the_run(modules, tmp_path, capsys):
-    rows = train_online(modules["online_dpo"], tmp_path, "--pair_prompts", 2, "--max_new_tokens", 1)
+    rows = train_online(modules, tmp_path, "--pair_prompts", 2, "--max_new_tokens", 1)
     assert "step 1: 0 pairs do not fill a step: training ends" in capsys.readouterr().out
     assert [row["step"] for row in rows] == [0, 1] and "eval/pass@1" in rows[-1]
 

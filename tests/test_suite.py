@@ -14,7 +14,6 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from common.batches import decode_completions
-from harness.args import parse_args
 from harness.errors import InputError
 from harness.loading import load_tokenizer
 from harness.reward_functions import FunctionReward
@@ -49,7 +48,6 @@ NAMES = {
     ],
     "test_max_steps_zero_only_evaluates": ["grpo"],  # what is printed and written does not depend on the script
     "test_bad_input_that_does_not_depend_on_the_script": ["grpo"],
-    "test_config_file_gives_defaults_and_the_command_line_wins": ["grpo"],
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
     "test_it_learns": ["grpo", "ppo"],  # test_whole_updates.py has whole runs of all
     # docs/watch.md is about these; a script of your own logs what it likes
@@ -368,22 +366,6 @@ def test_bad_input_that_does_not_depend_on_the_script(name, arguments, message, 
 def test_a_group_of_one_is_refused(name):
     with pytest.raises(InputError, match="--group_size 1: "):
         script(name).main(["--group_size", "1"])
-
-
-def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
-
-    file = tmp_path / "run.yaml"
-    file.write_text(
-        "learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\ngradient_checkpointing: true\n",
-        encoding="utf-8",
-    )
-    args = parse_args(script(name).Args, ["--config", str(file), "--max_steps", "9"])
-    assert (args.learning_rate, args.max_steps, args.reward) == (1e-5, 9, ["accuracy", "format"])
-    assert args.gradient_checkpointing is True
-    for content, message in [("learning_rat: 1", "learning_rat"), ("lr_scheduler: k9", "k9"), ("- 1", "run.yaml")]:
-        file.write_text(content, encoding="utf-8")
-        with pytest.raises(InputError, match=message):
-            parse_args(script(name).Args, ["--config", str(file)])
 
 
 def test_importing_the_scripts_has_no_side_effect(name):
