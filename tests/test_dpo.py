@@ -77,24 +77,6 @@ def test_nll_is_on_for_the_embedded_pairs_alone():
     assert dpo.Args(nll_coef=0.0).nll_coef == 0.0
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ("--dataset embedded", "--dataset embedded: no columns chosen and rejected"),
-        ("--loss ipo --label_smoothing 0.1", "--label_smoothing: the ipo loss has none"),
-        ("--label_smoothing 0.5", "label_smoothing 0.5"),
-        ("--beta 0", "beta 0.0"),
-        ("--temperature 0.7", "unknown option --temperature"),  # pairs are given
-        ("--record_tokens", "unknown option --record_tokens"),
-    ],
-)
-def test_bad_input_of_its_own(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError) as error:
-        dpo.main(arguments.split())
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
 def test_it_learns(tmp_path):
     """On half of the embedded pairs: pass@1 rises, completions grow longer."""
     options = "--max_steps 20 --pairs_per_step 32 --eval_prompts 32 --max_new_tokens 48"

@@ -135,6 +135,8 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        ("--eval_dataset embedded --dataset embedded", "no columns chosen and rejected"),
+        ("--record_tokens", "unknown option --record_tokens"),
         ("--label_smoothing 0.5", "must be below 0.5"),
         ("--label_smoothing 0.1 --loss ipo", "ipo loss has none"),
         ("--loss hinge", "hinge"),

@@ -1,7 +1,6 @@
 """examples/recipes.py puts functions into a script by name, and each recipe does what it says."""
 
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -659,22 +658,6 @@ def test_without_its_options_vapo_is_ppo_and_a_lambda_of_0_is_one_of_the_critics
     assert all(map(torch.equal, found, ppo.compute_advantages(*of_rows, ppo.Args(gae_lambda=0.9))))
     _, returns = module.compute_advantages(*of_rows, module.Args(gae_lambda=0.9, gae_lambda_critic=0.0))
     assert torch.equal(returns, ppo.compute_advantages(*of_rows, ppo.Args(gae_lambda=0.0))[1])
-
-
-# --- the gradient of MaxRL ---
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_the_expected_gradient_of_maxrl_is_that_of_the_first_terms_of_log_p(size, modules):
-    """Of a completion that is right with chance p, over all groups; by p, log pi has 1 / p, or -1 / (1 - p)."""
-    module, p = modules["maxrl"], 0.3
-    expected = 0.0
-    for rewards in itertools.product([1.0, 0.0], repeat=size):
-        advantages = module.compute_advantages(torch.tensor(rewards), module.Args(group_size=size))[:, 0].tolist()
-        chance = math.prod(p if reward else 1 - p for reward in rewards)
-        gradients = [advantages[i] * (1 / p if rewards[i] else -1 / (1 - p)) for i in range(size)]
-        expected += chance * sum(gradients) / size
-    assert expected == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)), abs=1e-12)
 
 
 def test_maxrl_refuses_other_rewards_in_one_line(modules, tmp_path, capsys):

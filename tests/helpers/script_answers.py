@@ -506,23 +506,18 @@ def whiten(module, inputs, options, dtype):
 def adaptive_kl(module, inputs, options, dtype):
     refuse_unless(hasattr(module, "AdaptiveKL"), "no adaptive KL coefficient")
     args = module.Args(kl_coef=inputs["kl_coef"], kl_target=options["target"], kl_horizon=options["horizon"])
-    found = []
-    for measured in inputs["kl"]:
-        controller = module.AdaptiveKL(args)
-        controller.move(measured, options["samples"])
-        found.append(controller.coef)
-    return {"kl_coef": found}
+    return {"kl_coef": [moved(module.AdaptiveKL(args), kl, options["samples"]) for kl in inputs["kl"]]}
 
 
 def adaptive_penalty(module, inputs, options, dtype):
     refuse_unless(hasattr(module, "Penalty"), "no adaptive penalty")
     args = module.Args(penalty_coef=inputs["penalty_coef"], penalty_target=options["target"])
-    found = []
-    for measured in inputs["kl"]:
-        controller = module.Penalty(args)
-        controller.move(measured)
-        found.append(controller.coef)
-    return {"penalty_coef": found}
+    return {"penalty_coef": [moved(module.Penalty(args), kl) for kl in inputs["kl"]]}
+
+
+def moved(controller, *measured):
+    controller.move(*measured)
+    return controller.coef
 
 
 # --- pairs ---
