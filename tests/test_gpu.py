@@ -13,7 +13,6 @@ import math
 
 import pytest
 import torch
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,17 +26,15 @@ from fast.decoding import race
 from fast.graphs import GraphDecodeStep
 from fast.shortcuts import find_shortcuts
 from harness.launch import make_accelerator, use_cpu
-from harness.loading import load_policy, load_reference, load_tokenizer
+from harness.loading import load_policy, load_tokenizer
 from testbed import (
     ROOT,
     SCRIPTS,
-    embedded,
     embedded_prompts,
-    fill,
     gradients,
-    hand_made_batch,
     largest_difference,
     metric_rows,
+    problem,
     run_script,
     script,
 )
@@ -78,23 +75,17 @@ def weights(folder):
     return load_file(folder / "model" / "model.safetensors")
 
 
-def problem(name, **options):
+def on_cpu(name, **options):
     """Return (args, policy, reference, batch) on the CPU, with a hand-made batch and a reference that differs."""
-    options = dict(group_size=4, prompts_per_step=8, num_minibatches=1, kl_coef=0.04, entropy_coef=0.01) | options
     AcceleratorState._reset_state(True)  # Accelerators of one device after those of another
-    module, args, tokenizer, policy = embedded(name, **options)
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
-    reference = load_reference(policy, args, Accelerator(cpu=True))
+    _, *parts = problem(name, **dict(kl_coef=0.04, entropy_coef=0.01) | options)
     AcceleratorState._reset_state(True)
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            parameter.mul_(1.05)
-    return args, policy, reference, fill(module, batch, rewards, args)
+    return parts
 
 
 def on_gpu(name, edit=lambda args, batch: None, packs=False, **options):
     """Return the gradients of that batch on the GPU, and the metrics; `edit` may change options and batch."""
-    args, policy, reference, batch = problem(name, **options)
+    args, policy, reference, batch = on_cpu(name, **options)
     if packs:
         packing.register_packed_sdpa()
         policy.fast = reference.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
@@ -196,7 +187,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, repeatable, tmp_pat
 @functools.cache
 def gradient_of_the_cpu(name):
     """Return the gradient of that batch on the CPU, and the metrics."""
-    args, policy, reference, batch = problem(name)
+    args, policy, reference, batch = on_cpu(name)
     (gradient,), metrics = gradients(script(name), args, policy, batch, reference)
     AcceleratorState._reset_state(True)
     return gradient, metrics

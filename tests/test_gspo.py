@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 import gspo
 from harness.metrics import Metrics
-from testbed import embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
+from testbed import gradients, largest_difference, problem, ragged, totals_of
 
 
 def args_of(**options):
@@ -50,10 +50,8 @@ def test_with_one_update_it_is_grpo():
     # The documented identity: gradients of whole updates, every s_i being 1.
     results = []
     for name in ("grpo", "gspo"):
-        options = dict(group_size=4, prompts_per_step=8, num_minibatches=1, kl_coef=0.0)
-        module, args, tokenizer, policy = embedded(name, **options)
-        batch, rewards = hand_made_batch(policy, tokenizer, args)
-        (step,), metrics = gradients(module, args, policy, fill(module, batch, rewards, args))
+        module, args, policy, _, batch = problem(name, kl_coef=0.0)
+        (step,), metrics = gradients(module, args, policy, batch)
         results.append(step)
     assert largest_difference(*results) < 1e-6 and max(float(g.abs().max()) for g in results[0]) > 1e-3
     assert metrics["policy/log_s"] == 0

@@ -25,12 +25,9 @@ from testbed import (
     SCRIPTS,
     SHIPPED,
     GradientRecorder,
-    embedded,
     embedded_pairs,
-    fill,
-    hand_made_batch,
     largest_difference,
-    reference_of,
+    problem,
     script,
     trainable,
 )
@@ -70,29 +67,17 @@ def same(found, expected, why):
 
 # --- scripts that sample ---
 
-SIZES = dict(group_size=4, prompts_per_step=4, num_minibatches=1, num_epochs=2, micro_batch_size=16)
+SIZES = dict(num_epochs=2, micro_batch_size=16, temperature=4.0)  # a flat policy: most tokens can move
 SIZES |= dict(kl_coef=0.04, entropy_coef=0.01, max_grad_norm=0.0)  # clipped gradients have one size
-SIZES |= dict(temperature=4.0)  # a flat policy: most tokens can move
 
 
 def prepared(name, **options):
     """(module, args, policy, reference, batch) of a rollout of 16 completions, in one micro-batch."""
-    module, (args, *rest) = script(name), copy.deepcopy(prepared_once(name))
+    module, args, *rest = problem(name, groups=4, **SIZES)
     args.clip_low, args.clip_high, _ = bounds(name)
     for option, value in options.items():
         setattr(args, option, value)
     return module, args, *rest
-
-
-@functools.cache
-def prepared_once(name):
-    module, args, tokenizer, policy = embedded(name, **SIZES)
-    batch, rewards = hand_made_batch(policy, tokenizer, args, groups=4)
-    reference = reference_of(policy, args)
-    with torch.no_grad():  # away from the policy, or the KL would be 0
-        for parameter in reference.parameters():
-            parameter.mul_(1.05)
-    return args, policy, reference, fill(module, batch, rewards, args)
 
 
 def updated(module, args, policy, reference, batch, accelerator=None):
@@ -107,7 +92,7 @@ def updated(module, args, policy, reference, batch, accelerator=None):
 @functools.cache
 def bounds(name):
     """Return --clip_low and --clip_high that clip a tenth of the tokens on each side if any do, and both shares."""
-    module, (args, *rest) = script(name), copy.deepcopy(prepared_once(name))
+    module, args, *rest = problem(name, groups=4, **SIZES)
     calls, policy_loss = [], module.policy_loss
 
     def spy(*inputs, **named):

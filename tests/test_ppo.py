@@ -14,7 +14,7 @@ from common.masked import moments
 from harness.data import EMBEDDED
 from harness.errors import InputError
 from small_models import random_batch, random_policy, save_reward_model
-from testbed import embedded, gradients, hand_made_batch, largest_difference, metric_rows, trainable
+from testbed import embedded, gradients, hand_made_batch, largest_difference, metric_rows, problem, trainable
 
 
 def test_moments_of_equal_values_and_of_none():
@@ -49,10 +49,8 @@ def test_a_clipped_value_has_no_gradient_and_padding_none():
 
 
 def filled(**options):
-    options = {"group_size": 4, "prompts_per_step": 8, "num_minibatches": 1, **options}
-    module, args, tokenizer, policy = embedded("ppo", **options)
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
-    return module, args, policy, batch | {"rewards": rewards}
+    module, args, policy, _, batch = problem("ppo", **options)
+    return module, args, policy, batch
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])

@@ -811,7 +811,7 @@ def test_the_best_and_the_worst_that_ended_are_a_pair(modules):
     completions = [Completion(name, [3 + i, 1], name == "cut") for i, name in enumerate(("cut", "a", "b", "c", "d"))]
     batch, args, made = {"truncated": torch.tensor([True, False, False, False, False])}, module.Args(pair_samples=5), []
     for rewards in ([9.0, 0.2, 0.8, 0.8, -1.0], [9.0, 0.3, 0.3, 0.1 + 0.2, 0.3]):  # the others differ by rounding
-        samples = Samples(batch, [prompt], completions, torch.tensor(rewards).double(), {})
+        samples = Samples(batch, [prompt], completions, torch.tensor(rewards, dtype=torch.float64), {})
         made.append(module.make_pairs(Accelerator(cpu=True), lambda *_, s=samples: s, [prompt], (0,), args, metrics))
     ((pair,), (row,)), nothing = made
     assert (pair.prompt, pair.chosen, pair.rejected) == (prompt.ids, [5, 1], [7, 1]) and nothing == ([], [])

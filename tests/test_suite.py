@@ -1,8 +1,6 @@
 """What holds for every script that samples: the same tests over all of them."""
 
 import collections
-import copy
-import functools
 import json
 import math
 import re
@@ -24,16 +22,14 @@ from testbed import (
     advantages_of,
     embedded,
     embedded_prompts,
-    fill,
     fresh_interpreter,
     gradients,
     hand_made_batch,
-    largest_difference,
     learns_from_rewards,
     metric_rows,
     named_metrics,
     needed,
-    reference_of,
+    problem,
     script,
     section_of_metrics,
 )
@@ -58,30 +54,6 @@ NAMES = {
 
 def pytest_generate_tests(metafunc):
     metafunc.parametrize("name", NAMES.get(metafunc.function.__name__, SCRIPTS))
-
-
-def prepared(name, **options):
-    """(module, args, policy, reference, batch) of a hand-made batch, with advantages and all columns filled in."""
-    return script(name), *copy.deepcopy(prepared_once(name, tuple(options.items())))
-
-
-@functools.cache
-def prepared_once(name, options):
-    options = {"group_size": 4, "prompts_per_step": 8, "num_minibatches": 1, **dict(options)}
-    module, args, tokenizer, policy = embedded(name, **options)
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
-    batch = fill(module, batch, rewards, args)
-    reference = None
-    if args.kl_coef:
-        reference = reference_of(policy, args)
-        with torch.no_grad():  # away from the policy, or the KL and its gradient would be 0
-            for parameter in reference.parameters():
-                parameter.mul_(1.05)
-    return args, policy, reference, batch
-
-
-def relative(a, b):
-    return largest_difference(a, b) / max(float(g.abs().max()) for g in b)
 
 
 # --- rows without a reward ---
@@ -167,7 +139,7 @@ def test_mixed_precision_is_not_for_the_functions_of_the_reward(name, tmp_path, 
 
 @pytest.mark.parametrize("updates", [dict(num_epochs=2), dict(num_minibatches=2)], ids=str)
 def test_first_ratio_is_exactly_one(name, updates):
-    module, args, policy, reference, batch = prepared(name, **updates, micro_batch_size=5)
+    module, args, policy, reference, batch = problem(name, **updates, micro_batch_size=5)
     ratios = []
     original = module.policy_loss
 
@@ -184,7 +156,7 @@ def test_first_ratio_is_exactly_one(name, updates):
 
 
 def test_a_rollout_without_valid_tokens_takes_its_step(name):
-    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    module, args, policy, _, batch = problem(name, kl_coef=0.0)
     batch["loss_mask"] = torch.zeros_like(batch["loss_mask"])
     (step,), metrics = gradients(module, args, policy, batch)
     assert all((g == 0).all() for g in step)
@@ -193,7 +165,7 @@ def test_a_rollout_without_valid_tokens_takes_its_step(name):
 
 def test_the_reference_computes_in_the_precision_of_the_policy(name):
     """`prepare` wraps the forward of the policy alone in autocast: at equal weights the KL would not be 0."""
-    module, args, policy, reference, batch = prepared(name, kl_coef=0.04)
+    module, args, policy, reference, batch = problem(name, kl_coef=0.04)
     AcceleratorState._reset_state(True)
     seen, accelerator = [], Accelerator(cpu=True, mixed_precision="bf16")
     reference.register_forward_pre_hook(lambda *inputs: seen.append(torch.is_autocast_enabled("cpu")))
@@ -202,7 +174,7 @@ def test_the_reference_computes_in_the_precision_of_the_policy(name):
 
 
 def test_an_update_that_is_not_finite_is_left_out(name):
-    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    module, args, policy, _, batch = problem(name, kl_coef=0.0)
     if "advantages" not in batch:  # `update` makes them
         batch["rewards"][0] = math.inf
     else:
