@@ -1,11 +1,9 @@
 """dcpo.py: its clip, its smoothed advantages where they degenerate, and the history on several processes."""
 
-import collections
 import math
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 import dcpo
 import grpo
@@ -142,35 +140,6 @@ def test_a_prompt_drawn_twice_in_a_step_is_one_visit_of_which_the_last_group_cou
         other = dcpo.History()
         other.load_state_dict(history.state_dict())
         assert other.read([*prompts, Prompt([], "1", "4")])[-2:].tolist() == [rows[3].tolist(), [0, 0, 0]]
-
-
-def test_each_process_reads_the_history_of_its_own_prompts(tmp_path, monkeypatch):
-    """It says that it is the second of two, and is alone: the first prompt of a draw, of all four, is not visited."""
-    rows = (EMBEDDED["embedded"] / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "train.jsonl").write_text("".join(rows[:4]), encoding="utf-8")
-    (tmp_path / "test.jsonl").write_text("".join(rows[4:6]), encoding="utf-8")
-    rollout, advantages, seen = dcpo.rollout, dcpo.compute_advantages, []
-
-    def prompts_of(model, prompts, *rest):
-        seen.append([prompt.prompt for prompt in prompts])
-        return rollout(model, prompts, *rest)
-
-    def visits_of_prompts(rewards, args, history):
-        seen.append(history[:, 0].tolist())
-        return advantages(rewards, args, history)
-
-    monkeypatch.setattr(Accelerator, "process_index", 1)
-    monkeypatch.setattr(dcpo, "rollout", prompts_of)
-    monkeypatch.setattr(dcpo, "compute_advantages", visits_of_prompts)
-    monkeypatch.setattr(dcpo, "update", lambda *arguments: None)
-    options = "--max_steps 3 --prompts_per_step 4 --group_size 2 --max_new_tokens 2 --eval_every 0 --eval_samples 4"
-    dcpo.main([*options.split(), "--dataset", str(tmp_path), "--output_dir", str(tmp_path / "run")])
-    visited = collections.Counter()
-    for step in range(3):  # the first and the last of what was seen is an evaluation
-        prompts, visits = seen[1 + 2 * step : 3 + 2 * step]
-        assert len(prompts) == 3 and visits == [visited[prompt] for prompt in prompts]
-        visited.update(prompts)
-    assert len(set(visited.values())) > 1
 
 
 def test_a_resumed_run_goes_on_with_the_history(tmp_path, monkeypatch):

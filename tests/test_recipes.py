@@ -234,17 +234,17 @@ def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch):
             recipes.main(words)
 
 
-def test_a_recipe_is_made_of_the_script_that_it_was_written_for(tmp_path):
-    recipes.main(["run", "gmpo", *SMALL, "--max_steps", "0", "--output_dir", str(tmp_path / "run")])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["gmpo"], dict(clip_low=0.4, num_minibatches=4)),  # an option of gmpo, and gspo.py's default
+        (["rloo", "dapo.py"], dict(normalize_std=False, max_sampling_rounds=10)),  # an option of rloo, and dapo.py's
+    ],
+)
+def test_a_recipe_is_run_over_its_script_or_another_and_nothing_is_written(words, expected, tmp_path):
+    recipes.main(["run", *words, *SMALL, "--max_steps", "0", "--output_dir", str(tmp_path / "run")])
     args = json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))
-    assert args["clip_low"] == 0.4 and args["num_minibatches"] == 4  # an option of gmpo, and gspo.py's default
-
-
-def test_a_script_is_run_with_options_and_nothing_is_written(tmp_path):
-    recipes.main(["run", "rloo", "dapo.py", *SMALL, "--max_steps", "0", "--output_dir", str(tmp_path / "run")])
-    args = json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))
-    assert not args["normalize_std"] and "max_sampling_rounds" in args  # RLOO's option, and one of dapo.py
-    assert not (ROOT / "rloo.py").exists()
+    assert args | expected == args and not (ROOT / f"{words[0]}.py").exists()
 
 
 @pytest.mark.recipes
