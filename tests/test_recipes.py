@@ -26,7 +26,18 @@ from harness.errors import InputError
 from harness.loading import load_tokenizer
 from harness.metrics import Metrics
 from small_models import copy_of_embedded
-from testbed import ROOT, b1, embedded, embedded_prompts, hand_made_batch, metric_rows, ragged, script, totals_of
+from testbed import (
+    ROOT,
+    args_of,
+    b1,
+    embedded,
+    embedded_prompts,
+    hand_made_batch,
+    metric_rows,
+    ragged,
+    script,
+    totals_of,
+)
 from threads import Processes
 from vectors import check
 
@@ -325,13 +336,6 @@ def case_modules(modules):
     return made
 
 
-def own_options(module, options, **more):
-    """The recipe's `Args` with those options of a case that it has."""
-    assert options.get("std_ddof", 1) == 1
-    names = {field.name for field in dataclasses.fields(module.Args)}
-    return module.Args(**{name: value for name, value in options.items() if name in names}, **more)
-
-
 def flat_rewards(groups, dtype):
     """Rewards (R,) of a case: null is NaN."""
     return torch.tensor([math.nan if reward is None else reward for group in groups for reward in group], dtype=dtype)
@@ -344,17 +348,12 @@ def policy_step(module, inputs, options, dtype):
     if options["mean"] == "groups":
         sizes["token_mean"] = "group"
     inputs = {"sampler_logprobs": inputs["old_logprobs"]} | inputs
-    args, table = own_options(module, options, **sizes), inputs["logprobs"]
-    loss, gradients = script_answers.updated(module, inputs, table, args, dtype)
-    answer = {"loss": loss, "gradient": script_answers.cut(gradients["logprobs"], table)}
-    if "entropy_coef" in options:
-        answer["entropy_gradient"] = script_answers.cut(gradients["entropies"], table)
-    return answer
+    return script_answers.answer_of_step(module, inputs, options, args_of(module, **options, **sizes), dtype)
 
 
 def group_advantages(module, inputs, options, dtype):
     rewards, size = flat_rewards(inputs["rewards"], dtype), len(inputs["rewards"][0])
-    args = own_options(module, options, group_size=size)
+    args = args_of(module, **options, group_size=size)
     centred = module.compute_advantages(rewards, args)
     (advantages,) = Processes(1).run(lambda accelerator: module.divide_by_std(accelerator, centred, rewards, args))
     return {"advantages": advantages.view(-1, size).tolist()}
@@ -372,7 +371,7 @@ def mean_normalized_advantages(module, inputs, options, dtype):
 
 def decoupled_advantages(module, inputs, options, dtype):
     size = len(inputs["parts"][0][0])
-    args = own_options(module, options, group_size=size)
+    args = args_of(module, **options, group_size=size)
     functions = [Reward(f"part {i}", weight, None) for i, weight in enumerate(options["weights"])]
     parts = {f"part {i}": flat_rewards(groups, dtype) for i, groups in enumerate(inputs["parts"])}
     sums = module.compute_advantages(functions, parts, args)
@@ -383,13 +382,13 @@ def decoupled_advantages(module, inputs, options, dtype):
 def gae_with_two_lambdas(module, inputs, options, dtype):
     lambdas = {"gae_lambda": options["lambda"], "gae_lambda_critic": options["lambda_critic"]}
     (rewards, mask), (values, _) = (ragged(inputs[name], dtype) for name in ("rewards", "values"))
-    advantages, returns = module.compute_advantages(rewards, values, mask, own_options(module, options, **lambdas))
+    advantages, returns = module.compute_advantages(rewards, values, mask, args_of(module, **options, **lambdas))
     cut = script_answers.cut
     return {"advantages": cut(advantages, inputs["values"]), "returns": cut(returns, inputs["values"])}
 
 
 def pass_rate_curriculum(module, inputs, options, dtype):
-    sampler = module.Curriculum(range(inputs["prompts"]), own_options(module, options))
+    sampler = module.Curriculum(range(inputs["prompts"]), args_of(module, **options))
     for prompt, share in inputs["visits"]:
         sampler.drawn = [prompt]
         correct = (torch.arange(8) < 8 * share).to(dtype)

@@ -308,8 +308,12 @@ def cut(table, like):
 
 def policy_step(module, inputs, options, dtype):
     refuse_unless(takes_steps(module), "no policy loss")
+    args = step_args(module, options, len(inputs["logprobs"]), inputs["groups"])
+    return answer_of_step(module, inputs, options, args, dtype)
+
+
+def answer_of_step(module, inputs, options, args, dtype):
     table = inputs["logprobs"]
-    args = step_args(module, options, len(table), inputs["groups"])
     loss, gradients = updated(module, inputs, table, args, dtype)
     answer = {"loss": loss, "gradient": cut(gradients["logprobs"], table)}
     if "entropy_coef" in options:
