@@ -1,6 +1,7 @@
 """examples/recipes.py puts functions into a script by name, and each recipe does what it says."""
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -15,6 +16,7 @@ import recipes
 import torch
 from accelerate import Accelerator
 
+import grpo
 import ppo
 import script_answers
 from common.batches import Completion, Samples, decode_completions, take_rows
@@ -617,6 +619,17 @@ def test_the_teacher_reads_the_right_answer_before_the_completion(shares, module
     assert seen == 7
 
 
+@pytest.mark.parametrize("name", ["cispo", "dppo", "gmpo", "sapo"])
+def test_without_advantages_a_loss_is_the_kl_of_grpo(name, modules):
+    old, new, ref, mask = b1()
+    zeros = torch.zeros(4, 1, dtype=torch.float64)
+    found = [
+        module.policy_loss(new, old, zeros, mask, module.Args(kl_coef=0.3), ref)[0] for module in (modules[name], grpo)
+    ]
+    torch.testing.assert_close(*found)
+    assert found[0].abs().max() > 0.1
+
+
 # --- the ladder ---
 
 
@@ -749,7 +762,7 @@ def test_dcpo_has_a_largest_ratio_of_its_own():
     "name, options, metric",
     [
         ("ppo_penalty", "--penalty_target 1e-5", "policy/penalty_coef"),
-        ("ppo_adaptive_kl", "--kl_coef 0.1 --kl_target 0.001 --kl_horizon 100", "policy/kl_coef"),
+        ("ppo_adaptive_kl", "--kl_coef 0.1 --kl_target 0.5 --kl_horizon 100", "policy/kl_coef"),
         ("critic_warmup", "--critic_warmup_steps 3", "optim/lr"),
     ],
 )
@@ -759,6 +772,9 @@ def test_what_a_recipe_adapts_survives_a_resume(name, options, metric, modules, 
     words = [*sizes.split(), *options.split()]
     rows = train(modules[name], tmp_path / "a", *words)[1:]
     assert len({row[metric] for row in rows[:2]} | {row[metric] for row in rows[2:]}) > 1
+    for row, after in itertools.pairwise(rows if name == "ppo_adaptive_kl" else ()):
+        error = min(max(row["policy/kl_old_ref"] / 0.5 - 1, -0.2), 0.2)  # of two steps within these bounds
+        assert after[metric] == pytest.approx(row[metric] * (1 + error * 16 / 100))
     cut_short(tmp_path, 4)
     train(modules[name], tmp_path / "b", *words, "--resume")
     assert metric_rows(tmp_path / "a") == metric_rows(tmp_path / "b")
