@@ -127,12 +127,8 @@ def half(x):
     return own_half(x) + args.added
 
 
-def helper(x):
-    return math.pi
-
-
 def second(x):
-    return own_second(x) + helper(x)
+    return own_second(x) + math.pi
 
 
 def fourth(x):
@@ -167,12 +163,8 @@ def half(x):
     return own_half(x) + args.added
 
 
-def helper(x):
-    return math.pi
-
-
 def second(x):
-    return own_second(x) + helper(x)
+    return own_second(x) + math.pi
 
 
 def fourth(x):

@@ -11,20 +11,15 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-from common.batches import decode_completions
 from harness.errors import InputError
 from harness.loading import load_tokenizer
-from harness.reward_functions import FunctionReward
 from testbed import (
     FAMILY,
     SCRIPTS,
     SHIPPED,
-    advantages_of,
     embedded,
-    embedded_prompts,
     fresh_interpreter,
     gradients,
-    hand_made_batch,
     learns_from_rewards,
     metric_rows,
     named_metrics,
@@ -37,7 +32,6 @@ from testbed import (
 # Over which scripts a test goes; the others go over SCRIPTS.
 NAMES = {
     "test_a_group_of_one_is_refused": FAMILY,
-    "test_a_row_without_a_reward_has_the_advantage_0": FAMILY,
     # dapo's rounds: test_dapo.py
     "test_each_step_and_process_samples_with_a_seed_of_its_own": [
         name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")
@@ -57,30 +51,6 @@ def pytest_generate_tests(metafunc):
 
 
 # --- rows without a reward ---
-
-
-def test_a_row_without_a_reward_has_the_advantage_0(name):
-    """It gets the mean of its group, a group of such rows gets 0, and no NaN comes through."""
-    module, args, tokenizer, policy = embedded(name, group_size=4, prompts_per_step=8, num_minibatches=1)
-    if not learns_from_rewards(module, args):
-        pytest.skip(TAUGHT)
-    if advantages_of(module, torch.arange(8.0).repeat_interleave(4), args).any():
-        pytest.skip("rewards have no baseline of their group: take rows without a reward out of the loss mask")
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
-    rewards[4::4] += 1  # no group agrees
-    unscored = torch.arange(32) % 4 == torch.arange(32) // 4 % 4  # of each group another row
-    unscored[20:24] = True  # and all of the sixth
-    unscored &= ~batch["truncated"]  # a script may say what those get
-    values = [None if none else float(x) for x, none in zip(rewards, unscored, strict=True)]
-    own = FunctionReward("own", 1.0, lambda prompts, completions, **_: values)
-    completions = decode_completions(tokenizer, batch)
-    found, terms = module.compute_rewards([own], embedded_prompts()[:8], completions, 4)
-    assert terms["own"].isnan().equal(unscored) and found.isfinite().all()
-    ended = ~unscored & ~batch["truncated"]
-    assert torch.equal(found[ended], rewards[ended].double())
-    advantages = advantages_of(module, found, args)[:, 0]
-    assert (advantages[unscored].abs() < 1e-6).all() and (advantages[~unscored] != 0).any()
-    assert (advantages[20:24] == 0).all()
 
 
 TAUGHT = "the advantages are not made of rewards"
