@@ -126,17 +126,6 @@ def copy_of_embedded(folder, edit=lambda weights: None, **config):
     return folder
 
 
-def hub_snapshot(cache, monkeypatch):
-    """Where the files of the hub id some/model are, in a cache of the hub at this folder."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    repository = cache / "models--some--model"
-    snapshot = repository / "snapshots" / ("0123456789" * 4)
-    snapshot.parent.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(snapshot.name, encoding="utf-8")
-    return snapshot
-
-
 def small_model(folder, auto_class, kind, tokenizer=None, **config):
     """A random model of an architecture, with the embedded tokenizer or another one."""
     torch.manual_seed(0)
