@@ -122,42 +122,25 @@ def valid(samples, name, mask):
     return [row[keep].tolist() for row, keep in zip(samples.batch[name], samples.batch[mask], strict=True)]
 
 
-def test_a_group_is_all_of_one_prompt_and_no_wider_than_its_rows():
-    samples = three_groups()
-    group = take_group(samples, 1)
-    assert group.batch["prompts"].shape == (2, 2) and group.batch["completions"].shape == (2, 4)
-    for name, mask in (("prompts", "prompt_mask"), ("completions", "completion_mask")):
-        assert valid(group, name, mask) == valid(samples, name, mask)[2:4]
-    assert [prompt.prompt for prompt in group.prompts] == ["prompt 1"]
-    assert [completion.text for completion in group.completions] == ["text 2", "text 3"]
-    assert group.rewards.tolist() == [2, 3] and group.reward_terms["own"].tolist() == [-2, -3]
-
-
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0], [1]])
-def test_groups_that_are_taken_and_joined_keep_their_rows(order):
+def test_groups_that_are_taken_and_joined_keep_their_rows_and_no_padding(order):
     """Groups of other widths, as those of several rounds of dapo.py, in any order."""
     samples = three_groups()
     joined = join_groups([take_group(samples, i) for i in order])
     rows = [row for i in order for row in (2 * i, 2 * i + 1)]
     assert joined.batch.keys() == samples.batch.keys()
-    for name, mask in (
-        ("prompts", "prompt_mask"),
-        ("completions", "completion_mask"),
-        ("rollout_logprobs", "completion_mask"),
-    ):
+    for name in ("prompts", "completions", "rollout_logprobs"):
+        mask = "prompt_mask" if name == "prompts" else "completion_mask"
         before = valid(samples, name, mask)
         assert valid(joined, name, mask) == [before[row] for row in rows]
+    assert joined.batch["prompts"].shape == (len(rows), max(order) + 1)
+    assert joined.batch["completions"].shape == (len(rows), max(rows) + 1)
     assert joined.batch["completion_mask"].sum(dim=1).tolist() == [row + 1 for row in rows]
-    width = max(joined.batch["completion_mask"].sum(dim=1).tolist())
-    assert joined.batch["completions"].shape == (len(rows), width)
     assert joined.batch["prompt_mask"][:, -1].all() and joined.batch["completion_mask"][:, 0].all()  # the sides
     assert joined.batch["truncated"].tolist() == samples.batch["truncated"][rows].tolist()
     assert joined.batch["prompt_index"][:, 0].tolist() == [i // 2 for i in range(len(rows))]
-    assert joined.rewards.tolist() == [float(row) for row in rows]
-    assert {name: term.tolist() for name, term in joined.reward_terms.items()} == {
-        "accuracy": [float(row) for row in rows],
-        "own": [-float(row) for row in rows],
-    }
+    assert joined.rewards.tolist() == joined.reward_terms["accuracy"].tolist() == rows
+    assert joined.reward_terms["own"].tolist() == [-row for row in rows]
     assert [prompt.prompt for prompt in joined.prompts] == [f"prompt {i}" for i in order]
     assert [completion.text for completion in joined.completions] == [f"text {row}" for row in rows]
 

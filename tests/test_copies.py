@@ -61,11 +61,11 @@ def test_the_tests_of_a_script_pass_beside_it_alone(tmp_path):
     copy(tmp_path, "grpo.py", "common", "harness", "pyproject.toml", *sorted(helpers))
     result = run_processes(COPIED, "test", tmp_path, "tests/test_grpo.py", cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:]
-    assert re.search(r"^[1-9]\d+ passed", result.stdout, re.MULTILINE), result.stdout[-300:]
+    assert re.search(r"^[1-9]\d* passed", result.stdout, re.MULTILINE), result.stdout[-300:]
 
 
 FILES = ("test_invariances.py", "test_pair_suite.py", "test_suite.py", "test_vectors.py")
-FAST = "row_without or zero_advantages or bad_input or cases_say or mean_over or equal_completions or not_finite"
+FAST = "bad_input or cases_say or first_ratio or valid_tokens or not_finite"
 
 
 @pytest.mark.beside("examples", "vectors")

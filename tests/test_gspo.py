@@ -8,9 +8,7 @@ from accelerate import Accelerator
 
 import gspo
 from harness.metrics import Metrics
-from testbed import embedded, fill, gradients, hand_made_batch, largest_difference, ragged, totals_of
-
-LEVELS = pytest.mark.parametrize("level", ["sequence", "token"])
+from testbed import gradients, largest_difference, problem, ragged, totals_of
 
 
 def args_of(**options):
@@ -28,35 +26,6 @@ def example():
 OF_TOKENS = [[0.5, -0.3, 1], [-1, 0.4, -0.6, 0.2], [-1.2, -0.7], [0.9, 0.9, -0.1, 0.3, 0.2]]  # their advantages
 
 
-LOW, HIGH = 0.2, 0.28
-CASES = [  # advantage, s, loss, gradient of the row's summed loss / s, clip_low, clip_high
-    (1.0, 0.5, -0.5, -0.5, 0, 0),
-    (1.0, 1.1, -1.1, -1.1, 0, 0),
-    (1.0, 1.5, -1.28, 0.0, 0, 1),
-    (-1.0, 0.5, 0.8, 0.0, 1, 0),
-    (-1.0, 0.9, 0.9, 0.9, 0, 0),
-    (-1.0, 1.5, 1.5, 1.5, 0, 0),
-    (-1.0, 5.0, 5.0, 5.0, 0, 0),
-    (1.0, 5.0, -1.28, 0.0, 0, 1),
-    (0.0, 5.0, 0.0, 0.0, 0, 0),
-]
-
-
-@LEVELS
-@pytest.mark.parametrize("advantage, s, loss, gradient, low, high", CASES)
-def test_clip_table(advantage, s, loss, gradient, low, high, level):
-    # Two tokens, one far above and one far below s: the row decides, not its tokens.
-    new = torch.tensor([[math.log(s) + 4, math.log(s) - 4]], dtype=torch.float64, requires_grad=True)
-    args = args_of(clip_low=LOW, clip_high=HIGH, ratio_level=level)
-    mask, advantages = torch.tensor([[True, True]]), torch.tensor([[advantage]], dtype=torch.float64)
-    losses, stats = gspo.policy_loss(new, torch.zeros(1, 2, dtype=torch.float64), advantages, mask, args)
-    (losses.sum() / 2).backward()  # the weights of a row of two tokens
-    assert losses[0].tolist() == pytest.approx([loss, loss], abs=1e-12)
-    assert new.grad[0].tolist() == pytest.approx([gradient / 2, gradient / 2], abs=1e-12)
-    assert (int(stats["clip_fraction_low"]), int(stats["clip_fraction_high"])) == (low, high)
-    assert stats["log_s"].tolist() == [[pytest.approx(abs(math.log(s)))]]  # both directions are one
-
-
 def test_clip_fractions_of_advantages_of_single_tokens_count_tokens():
     old, new, mask, _ = example()
     advantages = ragged(OF_TOKENS)[0]
@@ -64,7 +33,7 @@ def test_clip_fractions_of_advantages_of_single_tokens_count_tokens():
     assert stats["clip_fraction_low"].shape == stats["clip_fraction_high"].shape == mask.shape
 
 
-@LEVELS
+@pytest.mark.parametrize("level", ["sequence", "token"])
 def test_the_mean_is_clamped_and_not_its_tokens(level):
     # verl clamps log s at 10 and not from below. A token of log-ratio -60 beside one of +30 counts in full.
     old, mask = torch.zeros(3, 2), torch.ones(3, 2, dtype=torch.bool)
@@ -72,6 +41,7 @@ def test_the_mean_is_clamped_and_not_its_tokens(level):
     losses, stats = gspo.policy_loss(new, old, -torch.ones(3, 1), mask, args_of(ratio_level=level))
     losses.sum().backward()
     assert stats["ratio_max"][:, 0].tolist() == pytest.approx([math.exp(-15), math.exp(20), math.exp(-20)], rel=1e-5)
+    assert stats["log_s"][:, 0].tolist() == [15, 300, 300]  # both directions are one
     assert torch.isfinite(losses).all() and torch.isfinite(new.grad).all()
     assert (new.grad[1:] == 0).all()  # beyond the clamp there is no gradient
 
@@ -80,10 +50,8 @@ def test_with_one_update_it_is_grpo():
     # The documented identity: gradients of whole updates, every s_i being 1.
     results = []
     for name in ("grpo", "gspo"):
-        options = dict(group_size=4, prompts_per_step=8, num_minibatches=1, kl_coef=0.0)
-        module, args, tokenizer, policy = embedded(name, **options)
-        batch, rewards = hand_made_batch(policy, tokenizer, args)
-        (step,), metrics = gradients(module, args, policy, fill(module, batch, rewards, args))
+        module, args, policy, _, batch = problem(name, kl_coef=0.0)
+        (step,), metrics = gradients(module, args, policy, batch)
         results.append(step)
     assert largest_difference(*results) < 1e-6 and max(float(g.abs().max()) for g in results[0]) > 1e-3
     assert metrics["policy/log_s"] == 0

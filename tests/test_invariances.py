@@ -25,12 +25,9 @@ from testbed import (
     SCRIPTS,
     SHIPPED,
     GradientRecorder,
-    embedded,
     embedded_pairs,
-    fill,
-    hand_made_batch,
     largest_difference,
-    reference_of,
+    problem,
     script,
     trainable,
 )
@@ -70,29 +67,17 @@ def same(found, expected, why):
 
 # --- scripts that sample ---
 
-SIZES = dict(group_size=4, prompts_per_step=4, num_minibatches=1, num_epochs=2, micro_batch_size=16)
+SIZES = dict(num_epochs=2, micro_batch_size=16, temperature=4.0)  # a flat policy: most tokens can move
 SIZES |= dict(kl_coef=0.04, entropy_coef=0.01, max_grad_norm=0.0)  # clipped gradients have one size
-SIZES |= dict(temperature=4.0)  # a flat policy: most tokens can move
 
 
 def prepared(name, **options):
     """(module, args, policy, reference, batch) of a rollout of 16 completions, in one micro-batch."""
-    module, (args, *rest) = script(name), copy.deepcopy(prepared_once(name))
+    module, args, *rest = problem(name, groups=4, **SIZES)
     args.clip_low, args.clip_high, _ = bounds(name)
     for option, value in options.items():
         setattr(args, option, value)
     return module, args, *rest
-
-
-@functools.cache
-def prepared_once(name):
-    module, args, tokenizer, policy = embedded(name, **SIZES)
-    batch, rewards = hand_made_batch(policy, tokenizer, args, groups=4)
-    reference = reference_of(policy, args)
-    with torch.no_grad():  # away from the policy, or the KL would be 0
-        for parameter in reference.parameters():
-            parameter.mul_(1.05)
-    return args, policy, reference, fill(module, batch, rewards, args)
 
 
 def updated(module, args, policy, reference, batch, accelerator=None):
@@ -107,7 +92,7 @@ def updated(module, args, policy, reference, batch, accelerator=None):
 @functools.cache
 def bounds(name):
     """Return --clip_low and --clip_high that clip a tenth of the tokens on each side if any do, and both shares."""
-    module, (args, *rest) = script(name), copy.deepcopy(prepared_once(name))
+    module, args, *rest = problem(name, groups=4, **SIZES)
     calls, policy_loss = [], module.policy_loss
 
     def spy(*inputs, **named):
@@ -160,6 +145,33 @@ def test_the_clip_acts_in_what_follows(name):
     assert len(steps) == 2 and metrics["optim/grad_norm"] > 0
 
 
+def padded(batch):
+    """Return the batch with columns of other tokens on both sides."""
+    width = batch["completions"].shape[1]
+    wide = {}
+    for column, values in batch.items():
+        is_wide = values.dim() == 2 and values.shape[1] == width
+        sides = (2, 0) if column in ("prompts", "prompt_mask") else (0, 5 * is_wide)
+        wide[column] = torch.nn.functional.pad(values, sides, value=3 if column in ("prompts", "completions") else 0)
+    return wide
+
+
+def unshared(batch):
+    """Return the batch without what says which prompts are equal."""
+    return {column: values for column, values in batch.items() if column != "prompt_index"}
+
+
+def in_other_order(batch):
+    return shuffled(batch, torch.arange(16).view(4, 4)[[3, 0, 2, 1]].flatten())
+
+
+CHANGES = {  # options of the second update, its batch, and what a script does that has another gradient
+    "padding": ({}, padded, PADDING.format("token")),
+    "order of groups": (dict(micro_batch_size=5), in_other_order, ORDER.format("token", "group")),
+    "prompts of each row": (dict(micro_batch_size=10), unshared, PASSES.format("token")),  # rows by their length
+}
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("size", [1, 5])
 def test_gradient_is_invariant_to_micro_batches(name, size):
@@ -167,29 +179,10 @@ def test_gradient_is_invariant_to_micro_batches(name, size):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_gradient_is_invariant_to_padding(name):
-    *rest, batch = prepared(name)
-    width = batch["completions"].shape[1]
-    for column, values in batch.items():
-        if values.dim() == 2 and values.shape[1] == width:
-            batch[column] = torch.nn.functional.pad(values, (0, 5), value=3 if column == "completions" else 0)
-    batch["prompts"] = torch.nn.functional.pad(batch["prompts"], (2, 0), value=3)
-    batch["prompt_mask"] = torch.nn.functional.pad(batch["prompt_mask"], (2, 0))
-    same(updated(*rest, batch), expected(name), PADDING.format("token"))
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_gradient_is_invariant_to_the_order_of_groups(name):
-    *rest, batch = prepared(name, micro_batch_size=5)
-    order = torch.arange(16).view(4, 4)[[3, 0, 2, 1]].flatten()
-    same(updated(*rest, shuffled(batch, order)), expected(name), ORDER.format("token", "group"))
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_gradient_is_invariant_to_sharing_prompts(name):
-    module, args, policy, reference, batch = prepared(name, micro_batch_size=10)
-    del batch["prompt_index"]  # rows are then sorted by length
-    same(updated(module, args, policy, reference, batch), expected(name), PASSES.format("token"))
+@pytest.mark.parametrize("options, change, why", CHANGES.values(), ids=CHANGES)
+def test_gradient_is_invariant(name, options, change, why):
+    *rest, batch = prepared(name, **options)
+    same(updated(*rest, change(batch)), expected(name), why)
 
 
 @pytest.fixture
@@ -284,52 +277,24 @@ def test_some_pairs_are_far_on_either_side(name):
     assert all(0.05 <= share <= 0.2 for share in shares), shares
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("size", [6, 10])
-def test_gradient_of_pairs_is_invariant_to_micro_batches(name, size):
-    found = updated_pairs(*prepared_pairs(name, micro_batch_size=size))
-    same(found, expected_pairs(name), COMPANY.format(*COMPLETIONS))
+CHANGES_OF_PAIRS = {
+    "micro-batches of 6": (dict(micro_batch_size=6), dict, COMPANY.format(*COMPLETIONS)),
+    "micro-batches of 10": (dict(micro_batch_size=10), dict, COMPANY.format(*COMPLETIONS)),
+    "order": (dict(micro_batch_size=10), None, ORDER.format("pair", "row")),
+    "padding": ({}, padded, PADDING.format("pair")),
+    "prompts of each row": ({}, unshared, PASSES.format("pair")),
+}
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_gradient_of_pairs_is_invariant_to_their_order(name):
-    module, args, model, pairs = prepared_pairs(name, micro_batch_size=10)
-    same(updated_pairs(module, args, model, pairs[::-1]), expected_pairs(name), ORDER.format("pair", "row"))
-
-
-def with_batches(monkeypatch, module, change):
-    """Let the script's losses see the batches that `change` makes of its own."""
-    pair_losses = module.pair_losses
-    monkeypatch.setattr(module, "pair_losses", lambda model, batch, args: pair_losses(model, change(batch), args))
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_gradient_of_pairs_is_invariant_to_padding(name, monkeypatch):
-    module, *rest = prepared_pairs(name)
-
-    def padded(batch):
-        sides = {"completions": (0, 4), "completion_mask": (0, 4), "prompts": (3, 0), "prompt_mask": (3, 0)}
-        wide = {
-            column: torch.nn.functional.pad(batch[column], side, value=0 if "mask" in column else 5)
-            for column, side in sides.items()
-        }
-        return batch | wide
-
-    expected_pairs(name)
-    with_batches(monkeypatch, module, padded)
-    same(updated_pairs(module, *rest), expected_pairs(name), PADDING.format("pair"))
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_gradient_of_pairs_is_invariant_to_sharing_prompts(name, monkeypatch):
-    module, *rest = prepared_pairs(name)
-
-    def unshared(batch):
-        return {column: values for column, values in batch.items() if column != "prompt_index"}
-
-    expected_pairs(name)
-    with_batches(monkeypatch, module, unshared)
-    same(updated_pairs(module, *rest), expected_pairs(name), PASSES.format("pair"))
+@pytest.mark.parametrize("options, change, why", CHANGES_OF_PAIRS.values(), ids=CHANGES_OF_PAIRS)
+def test_gradient_of_pairs_is_invariant(name, options, change, why, monkeypatch):
+    whole, (module, args, model, pairs) = expected_pairs(name), prepared_pairs(name, **options)
+    if change is None:
+        pairs, change = pairs[::-1], dict
+    losses = module.pair_losses
+    monkeypatch.setattr(module, "pair_losses", lambda model, batch, args: losses(model, change(batch), args))
+    same(updated_pairs(module, args, model, pairs), whole, why)
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -57,18 +57,24 @@ def results(policy, rows):
     return logprobs.detach(), torch.cat([x.flatten() for x in backward(policy, logprobs + 0.1 * entropy, weights)])
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in WRONG])
-def test_log_probs_and_gradient_are_those_of_plain_forwards(name, checkpointing, groups_of_heads):
-    policy, rows = random_policy(name), batch()
+def assert_packed_is_plain(policy, rows, prepare=pack):
     expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
-    if checkpointing:
-        policy.lm.gradient_checkpointing_enable({"use_reentrant": False})
-        policy.train()
-    pack(policy)
+    prepare(policy)
     logprobs, other = results(policy, rows)
     assert float((logprobs - expected).abs().max()) < 1e-5
     assert float((other - gradient).norm() / gradient.norm()) < 1e-5
+
+
+def pack_and_checkpoint(policy):
+    pack(policy)
+    policy.lm.gradient_checkpointing_enable({"use_reentrant": False})
+    policy.train()
+
+
+@pytest.mark.parametrize("prepare", [pack, pack_and_checkpoint])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in WRONG])
+def test_log_probs_and_gradient_are_those_of_plain_forwards(name, prepare, groups_of_heads):
+    assert_packed_is_plain(random_policy(name), batch(), prepare)
 
 
 def test_under_autocast_attention_gets_what_its_kernel_takes(monkeypatch):
@@ -106,26 +112,17 @@ def firsts(rows):
 
 
 def test_rows_without_a_prompt_index_are_packed_too():
-    policy, rows = random_policy("qwen2"), batch()
+    rows = batch()
     del rows["prompt_index"]
-    expected, gradient = results(policy, rows)
-    pack(policy)
-    found, other = results(policy, rows)
-    assert float((found - expected).abs().max()) < 1e-5
-    assert float((other - gradient).norm() / gradient.norm()) < 1e-5
+    assert_packed_is_plain(random_policy("qwen2"), rows)
 
 
 def test_packed_pairs_have_the_log_probs_of_plain_forwards():
     """In dpo.py: the chosen completions, then the rejected ones of the same prompts."""
-    policy = random_policy("qwen2")
     pairs = [Pair([5, 6, 7], [8, 9, 2], [10, 2]), Pair([11], [12, 2], [13, 14, 15, 2]), Pair([5, 6], [2], [3, 2])]
     args = script("dpo").Args(micro_batch_size=8)
     (rows,) = pair_batches(pairs, args, torch.device("cpu"))
-    expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
-    pack(policy)
-    found, other = results(policy, rows)
-    assert float((found - expected).abs().max()) < 1e-5
-    assert float((other - gradient).norm() / gradient.norm()) < 1e-5
+    assert_packed_is_plain(random_policy("qwen2"), rows)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gpt2"])

@@ -70,27 +70,6 @@ def test_no_chunk_of_logits_is_kept_for_the_backward_pass(monkeypatch):
         assert any(shape[-1:] == (40,) and shape[0] <= size for shape in kept) == any_kept
 
 
-def test_extra_padding_and_garbage_change_nothing():
-    policy, batch = random_policy("gpt2"), random_batch()
-    wide = dict(batch)
-    for name, fill in (("prompts", 17), ("prompt_mask", False)):
-        wide[name] = torch.nn.functional.pad(batch[name], (3, 0), value=fill)
-    for name, fill in (("completions", 23), ("completion_mask", False)):
-        wide[name] = torch.nn.functional.pad(batch[name], (0, 4), value=fill)
-    wide["prompts"] = torch.where(wide["prompt_mask"], wide["prompts"], 31)
-    wide["completions"] = torch.where(wide["completion_mask"], wide["completions"], 29)
-    logprobs, entropy = policy.eval()(batch)
-    wide_logprobs, wide_entropy = policy(wide)
-    assert torch.allclose(wide_logprobs[:, :9], logprobs, atol=1e-5) and (wide_logprobs[:, 9:] == 0).all()
-    assert torch.allclose(wide_entropy[:, :9], entropy, atol=1e-5)
-
-
-def test_entropy_has_a_gradient_only_where_it_is_asked_for():
-    _, args, tokenizer, policy = embedded()
-    batch, _ = hand_made_batch(policy, tokenizer, args)
-    assert not policy(batch)[1].requires_grad and policy(batch, entropy_grad=True)[1].requires_grad
-
-
 def test_gradient_checkpointing_gives_the_same_gradient():
     _, args, tokenizer, policy = embedded()
     _, _, _, checkpointed = embedded(gradient_checkpointing=True)

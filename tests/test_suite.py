@@ -1,8 +1,6 @@
 """What holds for every script that samples: the same tests over all of them."""
 
 import collections
-import copy
-import functools
 import json
 import math
 import re
@@ -13,28 +11,20 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-from common.batches import decode_completions
-from harness.args import parse_args
 from harness.errors import InputError
 from harness.loading import load_tokenizer
-from harness.reward_functions import FunctionReward
 from testbed import (
     FAMILY,
     SCRIPTS,
     SHIPPED,
-    advantages_of,
     embedded,
-    embedded_prompts,
-    fill,
     fresh_interpreter,
     gradients,
-    hand_made_batch,
-    largest_difference,
     learns_from_rewards,
     metric_rows,
     named_metrics,
     needed,
-    reference_of,
+    problem,
     script,
     section_of_metrics,
 )
@@ -42,16 +32,12 @@ from testbed import (
 # Over which scripts a test goes; the others go over SCRIPTS.
 NAMES = {
     "test_a_group_of_one_is_refused": FAMILY,
-    "test_a_row_without_a_reward_has_the_advantage_0": FAMILY,
-    "test_minibatches_are_equal_runs_of_whole_groups_in_draw_order": FAMILY,  # ppo whitens over the whole rollout
-    "test_zero_advantages_move_nothing": FAMILY,  # a critic's advantages are not those of the rewards
     # dapo's rounds: test_dapo.py
     "test_each_step_and_process_samples_with_a_seed_of_its_own": [
         name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")
     ],
     "test_max_steps_zero_only_evaluates": ["grpo"],  # what is printed and written does not depend on the script
     "test_bad_input_that_does_not_depend_on_the_script": ["grpo"],
-    "test_config_file_gives_defaults_and_the_command_line_wins": ["grpo"],
     "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
     "test_it_learns": ["grpo", "ppo"],  # test_whole_updates.py has whole runs of all
     # docs/watch.md is about these; a script of your own logs what it likes
@@ -64,55 +50,7 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("name", NAMES.get(metafunc.function.__name__, SCRIPTS))
 
 
-def prepared(name, **options):
-    """(module, args, policy, reference, batch) of a hand-made batch, with advantages and all columns filled in."""
-    return script(name), *copy.deepcopy(prepared_once(name, tuple(options.items())))
-
-
-@functools.cache
-def prepared_once(name, options):
-    options = {"group_size": 4, "prompts_per_step": 8, "num_minibatches": 1, **dict(options)}
-    module, args, tokenizer, policy = embedded(name, **options)
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
-    batch = fill(module, batch, rewards, args)
-    reference = None
-    if args.kl_coef:
-        reference = reference_of(policy, args)
-        with torch.no_grad():  # away from the policy, or the KL and its gradient would be 0
-            for parameter in reference.parameters():
-                parameter.mul_(1.05)
-    return args, policy, reference, batch
-
-
-def relative(a, b):
-    return largest_difference(a, b) / max(float(g.abs().max()) for g in b)
-
-
 # --- rows without a reward ---
-
-
-def test_a_row_without_a_reward_has_the_advantage_0(name):
-    """It gets the mean of its group, a group of such rows gets 0, and no NaN comes through."""
-    module, args, tokenizer, policy = embedded(name, group_size=4, prompts_per_step=8, num_minibatches=1)
-    if not learns_from_rewards(module, args):
-        pytest.skip(TAUGHT)
-    if advantages_of(module, torch.arange(8.0).repeat_interleave(4), args).any():
-        pytest.skip("rewards have no baseline of their group: take rows without a reward out of the loss mask")
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
-    rewards[4::4] += 1  # no group agrees
-    unscored = torch.arange(32) % 4 == torch.arange(32) // 4 % 4  # of each group another row
-    unscored[20:24] = True  # and all of the sixth
-    unscored &= ~batch["truncated"]  # a script may say what those get
-    values = [None if none else float(x) for x, none in zip(rewards, unscored, strict=True)]
-    own = FunctionReward("own", 1.0, lambda prompts, completions, **_: values)
-    completions = decode_completions(tokenizer, batch)
-    found, terms = module.compute_rewards([own], embedded_prompts()[:8], completions, 4)
-    assert terms["own"].isnan().equal(unscored) and found.isfinite().all()
-    ended = ~unscored & ~batch["truncated"]
-    assert torch.equal(found[ended], rewards[ended].double())
-    advantages = advantages_of(module, found, args)[:, 0]
-    assert (advantages[unscored].abs() < 1e-6).all() and (advantages[~unscored] != 0).any()
-    assert (advantages[20:24] == 0).all()
 
 
 TAUGHT = "the advantages are not made of rewards"
@@ -166,28 +104,12 @@ def test_mixed_precision_is_not_for_the_functions_of_the_reward(name, tmp_path, 
     script(name).main(options.split())
 
 
-# --- minibatches ---
-
-
-def test_minibatches_are_equal_runs_of_whole_groups_in_draw_order(name):
-    module, args, policy, reference, batch = prepared(name, num_minibatches=4)
-    if not learns_from_rewards(module, args):
-        pytest.skip(TAUGHT)
-    steps, _ = gradients(module, args, policy, batch, reference)
-    assert len(steps) == 4
-    args.num_minibatches, args.prompts_per_step = 1, 2
-    for i, step in enumerate(steps):
-        part = {column: values[8 * i : 8 * i + 8] for column, values in batch.items()}
-        (alone,), _ = gradients(module, args, policy, part, reference)
-        assert relative(step, alone) < 1e-5
-
-
 # --- the first ratio ---
 
 
 @pytest.mark.parametrize("updates", [dict(num_epochs=2), dict(num_minibatches=2)], ids=str)
 def test_first_ratio_is_exactly_one(name, updates):
-    module, args, policy, reference, batch = prepared(name, **updates, micro_batch_size=5)
+    module, args, policy, reference, batch = problem(name, **updates, micro_batch_size=5)
     ratios = []
     original = module.policy_loss
 
@@ -203,20 +125,8 @@ def test_first_ratio_is_exactly_one(name, updates):
     assert len(ratios) >= 7 and max(ratios) == 0  # bitwise, although micro-batches have other shapes than the rollout
 
 
-def test_zero_advantages_move_nothing(name):
-    # Weights change when rewards differ, and do not (bitwise) when all groups agree.
-    module, args, policy, _, batch = prepared(name, kl_coef=0.0, entropy_coef=0.0)
-    if not learns_from_rewards(module, args):
-        pytest.skip(TAUGHT)
-    (moving,), _ = gradients(module, args, policy, batch)
-    assert max(float(g.abs().max()) for g in moving) > 1e-4
-    batch["advantages"] = torch.zeros_like(batch["advantages"])
-    (still,), _ = gradients(module, args, policy, batch)
-    assert all((g == 0).all() for g in still)
-
-
 def test_a_rollout_without_valid_tokens_takes_its_step(name):
-    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    module, args, policy, _, batch = problem(name, kl_coef=0.0)
     batch["loss_mask"] = torch.zeros_like(batch["loss_mask"])
     (step,), metrics = gradients(module, args, policy, batch)
     assert all((g == 0).all() for g in step)
@@ -225,7 +135,7 @@ def test_a_rollout_without_valid_tokens_takes_its_step(name):
 
 def test_the_reference_computes_in_the_precision_of_the_policy(name):
     """`prepare` wraps the forward of the policy alone in autocast: at equal weights the KL would not be 0."""
-    module, args, policy, reference, batch = prepared(name, kl_coef=0.04)
+    module, args, policy, reference, batch = problem(name, kl_coef=0.04)
     AcceleratorState._reset_state(True)
     seen, accelerator = [], Accelerator(cpu=True, mixed_precision="bf16")
     reference.register_forward_pre_hook(lambda *inputs: seen.append(torch.is_autocast_enabled("cpu")))
@@ -234,7 +144,7 @@ def test_the_reference_computes_in_the_precision_of_the_policy(name):
 
 
 def test_an_update_that_is_not_finite_is_left_out(name):
-    module, args, policy, _, batch = prepared(name, kl_coef=0.0)
+    module, args, policy, _, batch = problem(name, kl_coef=0.0)
     if "advantages" not in batch:  # `update` makes them
         batch["rewards"][0] = math.inf
     else:
@@ -291,25 +201,6 @@ def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, mo
     evaluation = ((3, 1, 0), 0.7, 0.5)
     steps = [((3, 1, step), 1.3, 1.0) for step in (1, 2)]
     assert seeds == [evaluation, *steps, evaluation]
-
-
-def test_the_optimizer_has_the_options_and_the_rate_of_each_step(name, tmp_path, monkeypatch):
-    # A schedule that is logged, or resumed, and never set.
-    seen, updated = [], script(name).update
-
-    def update(*arguments):
-        (optimizer,) = [argument for argument in arguments if hasattr(argument, "param_groups")]
-        group = optimizer.param_groups[0]
-        seen.append((group["lr"], group["betas"], group["weight_decay"]))
-        updated(*arguments)
-
-    monkeypatch.setattr(script(name), "update", update)
-    monkeypatch.setattr(script(name), "evaluate", lambda *arguments: {})
-    options = "--max_steps 4 --learning_rate 3e-4 --warmup_steps 2 --lr_scheduler linear"
-    options += " --reward testbed:alternating"
-    run(name, tmp_path, *options.split(), *"--adam_beta1 0.7 --adam_beta2 0.8 --weight_decay 0.3".split())
-    assert seen == [(pytest.approx(rate), (0.7, 0.8), 0.3) for rate in (1.5e-4, 3e-4, 3e-4, 1.5e-4)]
-    assert [row["optim/lr"] for row in metric_rows(tmp_path) if row["step"]] == [rate for rate, *_ in seen]
 
 
 def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
@@ -395,17 +286,12 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--learning_rate fast", "learning_rate"),
         ("--kl_estimator k4", "k4"),
         ("--group_size 0", "group_size 0"),
         ("--temperature 0", "temperature"),
-        ("--clip_low 1.5", "clip_low"),
         ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
-        ("--config /no/such.yaml", "no/such.yaml"),
         ("--reward accuracy format --reward_weights 1", "reward_weights"),
         ("--report_to swanlab", "--report_to swanlab: not an installed tracker"),  # not among the extras
-        ("--report_to no_such", "no_such"),
-        ("--max_steps -1", "max_steps"),
         ("--eval_top_p 0", "eval_top_p"),
     ],
 )
@@ -417,22 +303,6 @@ def test_bad_input_that_does_not_depend_on_the_script(name, arguments, message, 
 def test_a_group_of_one_is_refused(name):
     with pytest.raises(InputError, match="--group_size 1: "):
         script(name).main(["--group_size", "1"])
-
-
-def test_config_file_gives_defaults_and_the_command_line_wins(name, tmp_path):
-
-    file = tmp_path / "run.yaml"
-    file.write_text(
-        "learning_rate: 1e-5\nmax_steps: 7\nreward: [accuracy, format]\ngradient_checkpointing: true\n",
-        encoding="utf-8",
-    )
-    args = parse_args(script(name).Args, ["--config", str(file), "--max_steps", "9"])
-    assert (args.learning_rate, args.max_steps, args.reward) == (1e-5, 9, ["accuracy", "format"])
-    assert args.gradient_checkpointing is True
-    for content, message in [("learning_rat: 1", "learning_rat"), ("lr_scheduler: k9", "k9"), ("- 1", "run.yaml")]:
-        file.write_text(content, encoding="utf-8")
-        with pytest.raises(InputError, match=message):
-            parse_args(script(name).Args, ["--config", str(file)])
 
 
 def test_importing_the_scripts_has_no_side_effect(name):

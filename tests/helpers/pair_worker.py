@@ -38,6 +38,7 @@ def main(name, folder):
         inner = load_reward_model(args.model_name_or_path, args, new_head=True).train()
         # At a head of zeros the backbone has no gradient.
         torch.nn.init.normal_(inner.lm.score.weight, generator=torch.Generator().manual_seed(0))
+    result["start"] = {key: value.clone() for key, value in inner.state_dict().items()}
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)
     model, optimizer = accelerator.prepare(inner, optimizer)
     given = module.Args(dataset="embedded-pairs", eval_dataset="embedded-pairs")

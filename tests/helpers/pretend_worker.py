@@ -26,30 +26,25 @@ CRITIC = f"--prompts_per_step 8 --num_epochs 1 --kl_coef 0.05 {SAMPLING}"
 WAITS = {
     "item": lambda x: x.sum().item(),
     "bool": lambda x: bool(x.any()),
-    "if": lambda x: 1 if x.isfinite().all() else 2,
     "tolist": lambda x: x.tolist(),
     "cpu": lambda x: x.cpu(),
     "numpy": lambda x: x.numpy(force=True),
     "nonzero": lambda x: x.nonzero(),
     "boolean index": lambda x: x[x > 0],
-    "filled where": lambda x: x.index_put((x > 0,), x + 1),
     "masked_select": lambda x: x.masked_select(x > 0),
     "repeat_interleave": lambda x: x.repeat_interleave(x.long()),
     "equal": lambda x: torch.equal(x, x + 1),
-    "unique": lambda x: x.unique(),
     "list as index": lambda x: x[[0, 2]],
     "from the host": lambda x: torch.tensor([1.0, 2.0], device=GPU),
 }
 NO_WAITS = {
     "arithmetic": lambda x: (x + torch.tensor(1.0)).softmax(dim=0)[1:],
-    "made there": lambda x: torch.zeros(3, device=GPU),
     "one number where": lambda x: x.masked_fill(x > 0, 1),
     "index": lambda x: x[x.argsort()],
     "not blocking": lambda x: torch.tensor([1.0, 2.0]).to(GPU, non_blocking=True),
 }
 MIXES = {
     "sum": lambda x: x + torch.zeros(3),
-    "where": lambda x: torch.where(x > 0, x, torch.zeros(3)),
     "in place": lambda x: torch.zeros(3).add_(x),
     "index": lambda x: torch.zeros(3)[x.argsort()],
     "filled from the CPU": lambda x: x.index_put((x.argsort()[:2],), torch.zeros(2)),

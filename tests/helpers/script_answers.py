@@ -19,17 +19,7 @@ from torch import nn
 import common.batches
 from harness.metrics import Metrics
 from harness.pairs import Pair
-from testbed import (
-    ALL,
-    UPDATE,
-    advantages_of,
-    args_of,
-    can_be_called,
-    knows_advantages,
-    ragged,
-    script,
-    totals_of,
-)
+from testbed import ALL, UPDATE, advantages_of, args_of, can_be_called, knows_advantages, ragged, script, totals_of
 from threads import Processes
 from vectors.check import load_cases
 
@@ -318,8 +308,12 @@ def cut(table, like):
 
 def policy_step(module, inputs, options, dtype):
     refuse_unless(takes_steps(module), "no policy loss")
+    args = step_args(module, options, len(inputs["logprobs"]), inputs["groups"])
+    return answer_of_step(module, inputs, options, args, dtype)
+
+
+def answer_of_step(module, inputs, options, args, dtype):
     table = inputs["logprobs"]
-    args = step_args(module, options, len(table), inputs["groups"])
     loss, gradients = updated(module, inputs, table, args, dtype)
     answer = {"loss": loss, "gradient": cut(gradients["logprobs"], table)}
     if "entropy_coef" in options:
@@ -516,23 +510,18 @@ def whiten(module, inputs, options, dtype):
 def adaptive_kl(module, inputs, options, dtype):
     refuse_unless(hasattr(module, "AdaptiveKL"), "no adaptive KL coefficient")
     args = module.Args(kl_coef=inputs["kl_coef"], kl_target=options["target"], kl_horizon=options["horizon"])
-    found = []
-    for measured in inputs["kl"]:
-        controller = module.AdaptiveKL(args)
-        controller.move(measured, options["samples"])
-        found.append(controller.coef)
-    return {"kl_coef": found}
+    return {"kl_coef": [moved(module.AdaptiveKL(args), kl, options["samples"]) for kl in inputs["kl"]]}
 
 
 def adaptive_penalty(module, inputs, options, dtype):
     refuse_unless(hasattr(module, "Penalty"), "no adaptive penalty")
     args = module.Args(penalty_coef=inputs["penalty_coef"], penalty_target=options["target"])
-    found = []
-    for measured in inputs["kl"]:
-        controller = module.Penalty(args)
-        controller.move(measured)
-        found.append(controller.coef)
-    return {"penalty_coef": found}
+    return {"penalty_coef": [moved(module.Penalty(args), kl) for kl in inputs["kl"]]}
+
+
+def moved(controller, *measured):
+    controller.move(*measured)
+    return controller.coef
 
 
 # --- pairs ---

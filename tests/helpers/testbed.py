@@ -217,6 +217,24 @@ def fill(module, batch, rewards, args):
     return batch_of_main(module, batch, args)
 
 
+@functools.cache
+def made_problem(name, groups, options):
+    module, args, tokenizer, policy = embedded(name, **dict(options))
+    batch, rewards = hand_made_batch(policy, tokenizer, args, groups)
+    reference = load_reference(policy, args, Accelerator(cpu=True))
+    if reference is not None:
+        with torch.no_grad():  # away from the policy, or the KL and its gradient would be 0
+            for parameter in reference.parameters():
+                parameter.mul_(1.05)
+    return args, policy, reference, fill(module, batch, rewards, args)
+
+
+def problem(name, groups=8, **options):
+    """Return (module, args, policy, reference, batch) for an update on a hand-made batch; a test may change all of it."""
+    sizes = dict(group_size=4, prompts_per_step=groups, num_minibatches=1)
+    return script(name), *copy.deepcopy(made_problem(name, groups, tuple((sizes | options).items())))
+
+
 class Reached(Exception):
     """`main` has come to the update."""
 
@@ -299,11 +317,6 @@ def gradients(module, args, policy, batch, reference=None, accelerator=None):
     recorder, metrics = GradientRecorder(model, groups), Metrics()
     module.update(accelerator, model, reference, recorder, batch, args, metrics)
     return recorder.steps, metrics.reduce(accelerator)
-
-
-def reference_of(policy, args):
-    """The frozen reference of a policy on the CPU, or None."""
-    return load_reference(policy, args, Accelerator(cpu=True))
 
 
 def largest_difference(a, b):
