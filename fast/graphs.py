@@ -40,7 +40,7 @@ class GraphDecodeStep:
         self.cache = cache
         self.tokens_left = max_new_tokens
         self.column = mask.shape[1]  # where the next token goes in the cache
-        self.column_index = torch.tensor([self.column], device=mask.device)  # the same on the GPU
+        self.column_index = torch.tensor([self.column], device=mask.device)  # its copy on the GPU
         self.end = self.column + max_new_tokens
         capacity = self.next_capacity()
         self.mask = mask.new_ones(len(mask) * n, capacity)
@@ -162,7 +162,7 @@ class GraphDecodeStep:
             log = logging.getLogger(__name__)
             log.warning("this rollout uses no CUDA graphs: %s", GraphDecodeStep.failure)
         else:
-            self.graph = graph  # not earlier: the new graph reuses the memory of the old one
+            self.graph = graph  # assigned last: the new graph reuses the old one's memory
         generator.graphsafe_set_state(state)
 
 
