@@ -29,7 +29,7 @@ def read_weights(checkpoint):
     """Return the weights {name: tensor} of a checkpoint, named as in a policy without a critic."""
     with tempfile.TemporaryDirectory() as folder:
         shards = checkpoint / "pytorch_model_fsdp_0"
-        if shards.is_dir():  # of FSDP2
+        if shards.is_dir():  # FSDP2
             merge_fsdp_weights(str(shards), folder)
         source = Path(folder) if shards.is_dir() else checkpoint
         weights = load_file(source / "model.safetensors")

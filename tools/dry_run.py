@@ -90,8 +90,8 @@ class Terms:
         self.precision = "autocast" if job.bf16 else "float32"  # autocast casts float32 weights
         if bf16 or (job.bf16 and job.sharded):
             self.precision = "bfloat16"  # a forward computes with bfloat16 weights
-        self.size = 4 if self.precision == "float32" else 2  # in linear layers and attention
-        self.stream = 2 if self.precision == "bfloat16" else 4  # in the residual stream
+        self.size = 4 if self.precision == "float32" else 2  # bytes in linear layers, attention
+        self.stream = 2 if self.precision == "bfloat16" else 4  # bytes in the residual stream
         self.weight = 2 if bf16 or (job.bf16 and self.zero) else 4
         self.trained = (sizes.weights, 2 if bf16 else 4)  # their number, and the bytes of each
         if args.lora_rank:
@@ -271,7 +271,7 @@ class Shape(NamedTuple):
     prompts: int  # distinct prompts, computed once each; 0: recomputed for each completion
     prompt: int  # tokens
     completion: int
-    forwards: int  # in one optimizer step
+    forwards: int  # per optimizer step
 
 
 def update_shape(args, job, sizes):

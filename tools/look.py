@@ -18,9 +18,9 @@ from collections import defaultdict
 PARTS = pathlib.Path(__file__).parent / "look"
 FILES = {"STYLE": "style.css", "PROGRAM": "page.js"}  # they replace /*STYLE*/ ... in page.html
 TOKEN_KEYS = {"tokens", "reward", "truncated", "logprob", "change", "entropy"}  # of tokens.jsonl
-MAX_TOKENS = 150_000  # on a page, about 7 MB
-MAX_CHARACTERS = 3_000_000  # of answers to evaluation prompts on a page
-MAX_POINTS = 600  # of a curve
+MAX_TOKENS = 150_000  # per page, about 7 MB
+MAX_CHARACTERS = 3_000_000  # characters of evaluation answers per page
+MAX_POINTS = 600  # points per curve
 CURVES = {  # {title: {metric: name of its line}}
     "reward": {"reward/mean": "training", "eval/reward": "held-out"},
     "pass@1": {"reward/accuracy": "training", "eval/pass@1": "held-out"},

@@ -1,6 +1,6 @@
 """Hints on unknown options: what an option of TRL, verl or OpenRLHF is called here.
 
-harness/args.py asks for them when it meets an unknown option. The table is names.toml, beside this
+harness/args.py asks for hints when it sees an unknown option. The table is names.toml, next to this
 file.
 """
 

@@ -38,7 +38,7 @@ def trace(name, *options):
     script = ROOT / f"{name}.py"
     doors = step_functions(script.read_text(encoding="utf-8"))
     entered = {}  # as an ordered set
-    depth = 0  # of the step functions
+    depth = 0  # how many step functions are on the stack
 
     def look(frame, event, _):
         nonlocal depth

@@ -65,7 +65,7 @@ class Workload:
     cap: int  # tokens of a completion
     rows: int  # completions in one forward of the update
     stock_rows: int = 10**6  # stock's, if `rows` do not fit
-    folder: str | None = None  # of examples/smollm2.py; None: the embedded model, or a random one
+    folder: str | None = None  # from examples/smollm2.py; None: the embedded or a random model
     shape: tuple | None = None  # hidden size, layers, heads, intermediate size of a random model
     tied: bool = False  # embedding and head share a weight
     vocabulary: int = 0
