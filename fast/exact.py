@@ -1,19 +1,19 @@
-"""Checks that a shortcut gives the numbers of the plain computation."""
+"""Checks that a shortcut gives the same numbers as the plain computation."""
 
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from common.model import token_states
 
-# The keyword of a forward for its cache: transformers 5.24 renamed `past_key_values`.
+# The keyword that passes a cache to the forward: transformers 5.24 renamed `past_key_values`.
 CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
 
 
 def is_plain_linear(module):
     """Return whether calling `module` computes x @ weight.T and nothing else.
 
-    Only then may a shortcut read its weight. LoRA, quantized and parametrized layers are of another
-    class or have another type of weight; pruning and weight norm work by hooks.
+    Only then may a shortcut use its weight directly. LoRA, quantized and parametrized layers have
+    another class or another type of weight; pruning and weight norm use hooks.
     """
     return (
         type(module) is torch.nn.Linear
@@ -27,7 +27,7 @@ def is_plain_linear(module):
 def is_exact(lm, shortcut):
     """Return whether `shortcut(lm, batch)` gives the log-probs and gradient of `token_states`.
 
-    They are compared by `is_near` on six short rows, and the gradient is that of the embedding.
+    `is_near` compares them on six short rows. The gradient is with respect to the embedding.
     """
     batch = probe_batch(lm)
     plain = logprobs_and_gradient(lm, batch, token_states)
@@ -37,10 +37,10 @@ def is_exact(lm, shortcut):
 
 
 def is_near(lm, found, plain, wrong):
-    """Return whether `found` is far nearer to `plain` than `wrong`, the result for wrong prompts.
+    """Return whether `found` is much closer to `plain` than `wrong`, the result for wrong prompts.
 
-    The bound is 1e-3 of what wrong prompts change, in bfloat16 0.1: an absolute bound would take
-    rounding for a fault. NaN is near to nothing.
+    The bound is 1e-3 of the change that wrong prompts make (0.1 in bfloat16): an absolute bound
+    would mistake rounding for an error. NaN is never near.
     """
     share = 1e-3 if computes_in_float32(lm) else 0.1
     return bool((found - plain).abs().max() <= share * (wrong - plain).abs().max())
@@ -66,7 +66,7 @@ def logprobs_and_gradient(lm, batch, states_function):
 
 
 def probe_batch(lm):
-    """Return a batch of six rows of unequal lengths with two prompts, of which one is padded."""
+    """Return a batch of six rows of unequal lengths, with two prompts, one of them padded."""
     ids = ordinary_ids(lm, 72)
     row = torch.arange(6, device=lm.device)
     return {
@@ -86,7 +86,7 @@ def with_wrong_prompts(batch):
 def ordinary_ids(lm, count):
     """Return `count` token ids whose embeddings are not zero.
 
-    That of the padding token may be zero, which RMSNorm can turn into a NaN gradient.
+    The padding token may have a zero embedding, which RMSNorm can turn into a NaN gradient.
     """
     embeddings = lm.get_input_embeddings().weight[: len(lm.get_output_embeddings().weight)]
     ids = embeddings.any(dim=1).nonzero()[:, 0]

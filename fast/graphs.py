@@ -1,12 +1,12 @@
 """The forward of one sampled token as a CUDA graph.
 
-On a GPU a token takes as long as Python needs to launch its thousand kernels. A graph records these
-launches once, and replays them in a fraction of that time with the same memory addresses. So keys
-and values must stay in place: attention reads all columns of a cache of fixed capacity, and the
-mask hides those that are still to come. When the cache changes its shape (more columns, fewer rows;
-up to about ten times in a rollout), the next token runs as usual and is recorded anew. Graphs are
-freed at the end of their rollout, since an update makes them stale. On a CPU the same code runs
-without recording, which lets the tests check it.
+On a GPU, a token takes as long as Python needs to launch its thousand kernels. A graph records the
+launches once, and replays them in a fraction of the time, at the same memory addresses. So keys and
+values must stay in place: attention reads all columns of a cache of fixed capacity, and the mask
+hides the unwritten ones. When the cache changes its shape (more columns, fewer rows; up to about
+ten times per rollout), the next token runs eagerly and is recorded again. Graphs are freed at the
+end of their rollout, since an update makes them stale. On a CPU, the same code runs without
+recording, which lets the tests check it.
 """
 
 import contextlib
@@ -20,27 +20,27 @@ from transformers.cache_utils import DynamicLayer
 
 from harness.errors import one_line
 
-MIN_TOKENS = 16  # for fewer no graph is recorded: recording costs about seven eager tokens
-MIN_GROWTH = 256  # columns to add to a full cache, at least
+MIN_TOKENS = 16  # do not record for fewer: recording costs about seven eager tokens
+MIN_GROWTH = 256  # add at least this many columns to a full cache
 FILLER = 100.0  # fills unwritten columns, so that a model that attends to one fails the check
 
 
 class GraphDecodeStep:
     """Run the model on one more token of each of the R = B * n rows, by replaying a CUDA graph.
 
-    `forward` returns the logits (R, V). `cache` and `mask` (B, P) are those of the prompts,
-    `position_ids` (B, 1) those of the first new tokens.
+    `forward` returns the logits (R, V). `cache` and `mask` (B, P) belong to the prompts,
+    `position_ids` (B, 1) to the first new tokens.
     """
 
-    failure = None  # why a recording of the last rollout failed, if one did
+    failure = None  # why recording failed in the last rollout, if it did
 
     def __init__(self, forward, cache, mask, position_ids, n, max_new_tokens, dtype):
         GraphDecodeStep.failure = None
         self.forward = forward
         self.cache = cache
         self.tokens_left = max_new_tokens
-        self.column = mask.shape[1]  # of the next token in the cache
-        self.column_index = torch.tensor([self.column], device=mask.device)  # the same on the GPU
+        self.column = mask.shape[1]  # where the next token goes in the cache
+        self.column_index = torch.tensor([self.column], device=mask.device)  # its copy on the GPU
         self.end = self.column + max_new_tokens
         capacity = self.next_capacity()
         self.mask = mask.new_ones(len(mask) * n, capacity)
@@ -48,7 +48,7 @@ class GraphDecodeStep:
         self.position_ids = position_ids.repeat_interleave(n, dim=0)
         self.tokens = torch.zeros_like(self.position_ids)
         self.graph = None
-        self.logits = None  # what the graph writes; None if there is no graph for this cache
+        self.logits = None  # output of the graph; None if there is no graph for this cache
         self.pool = None
         self.layers = []
         for i, layer in enumerate(cache.layers):
@@ -84,9 +84,9 @@ class GraphDecodeStep:
     # --- the shape of the cache ---
 
     def next_capacity(self):
-        """Return the columns that the cache needs next: half as many more, a multiple of 16."""
+        """Return the next capacity of the cache: half as many columns more, a multiple of 16."""
         capacity = min(self.end, self.column + max(MIN_GROWTH, self.column // 2))
-        return math.ceil(capacity / 16) * 16  # kernels like multiples of 16
+        return math.ceil(capacity / 16) * 16  # kernels prefer multiples of 16
 
     def grow(self):
         """Add columns to a full cache."""
@@ -102,7 +102,7 @@ class GraphDecodeStep:
         self.replace(self.mask[rows], lambda x: x[rows])
 
     def replace(self, mask, function):
-        """Replace the mask, and keys and values by `function` of them; drop the graph."""
+        """Replace the mask, apply `function` to keys and values, and drop the graph."""
         self.mask = mask
         self.logits = None
         for layer in self.layers:
@@ -121,7 +121,7 @@ class GraphDecodeStep:
     def run_and_record(self):
         """Return the logits of this token, and record a graph for the next ones.
 
-        The model first runs unrecorded, and a RuntimeError is raised if it synchronizes.
+        The model first runs eagerly, and torch raises a RuntimeError if it syncs with the GPU.
         """
         stream = recording_stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -137,9 +137,9 @@ class GraphDecodeStep:
     def record(self):
         """Record the forward of a token; if that fails, finish this rollout without graphs.
 
-        `torch.cuda.graph` would synchronize and empty the allocator's cache. The graph gets its own
-        copy of the generator's state, so that sampling outside goes on undisturbed. Other threads
-        (NCCL's) stay unrestricted.
+        `torch.cuda.graph` would sync and empty the allocator's cache. The graph gets its own copy
+        of the generator's state, so that sampling outside is not affected. Other threads (NCCL's)
+        are not restricted.
         """
         device = self.column_index.device.index
         generator = torch.cuda.default_generators[device]
@@ -162,23 +162,23 @@ class GraphDecodeStep:
             log = logging.getLogger(__name__)
             log.warning("this rollout uses no CUDA graphs: %s", GraphDecodeStep.failure)
         else:
-            self.graph = graph  # not earlier: the new graph reuses the memory of the old one
+            self.graph = graph  # assigned last: the new graph reuses the old one's memory
         generator.graphsafe_set_state(state)
 
 
 class StaticCacheLayer(DynamicLayer):
     """A cache layer of fixed capacity: `update` writes a token to the column `column_index` (1,).
 
-    The first `width` columns are those of the prompts.
+    The first `width` columns hold the prompts.
     """
 
-    # Otherwise transformers drops a mask that is all true, and nothing hides the columns to come.
+    # Otherwise transformers drops an all-true mask, and nothing hides the unwritten columns.
     is_compileable = True
 
     def __init__(self, layer, n, column_index, width, capacity, dtype):
         self.__dict__.update(layer.__dict__)
         self.column_index = column_index
-        start = width - layer.keys.shape[2]  # a sliding window has dropped the columns before
+        start = width - layer.keys.shape[2]  # a sliding window has dropped earlier columns
         self.keys = repeat_and_pad(layer.keys.to(dtype), n, start, capacity)
         self.values = repeat_and_pad(layer.values.to(dtype), n, start, capacity)
 
@@ -188,7 +188,7 @@ class StaticCacheLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self):
-        return self.column_index[0]  # a tensor, so that the graph computes its masks anew
+        return self.column_index[0]  # a tensor, so that each replay recomputes the masks
 
     def get_mask_sizes(self, query_length):
         return self.keys.shape[2], 0
@@ -210,10 +210,10 @@ def recording_stream():
 
 @contextlib.contextmanager
 def synchronizing_is_an_error():
-    """Make torch raise where the program would wait for the GPU.
+    """Make torch raise an error where the program would sync with the GPU.
 
-    Such a forward cannot be recorded, and a recording that fails there leaves the allocator in a
-    broken state.
+    A forward that syncs cannot be recorded, and a recording that fails there leaves the allocator
+    in a broken state.
     """
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(action="ignore"):  # it warns that it is a prototype
@@ -225,12 +225,12 @@ def synchronizing_is_an_error():
 
 
 def abandon_recording(graph, pool, device, uses):
-    """Detach a failed recording of `graph` from `pool`, which had so many `uses` before it."""
+    """Detach a failed recording of `graph` from `pool`, whose use count before it was `uses`."""
     if torch.__version__ < "2.13":
         # `capture_end` raises before it closes the pool. The allocator would then never free cached
         # memory again, as if a graph were being recorded, and would abort when the pool is deleted.
-        with contextlib.suppress(RuntimeError):  # it is closed if the recording failed early
+        with contextlib.suppress(RuntimeError):  # already closed if the recording failed early
             torch._C._cuda_endAllocateToPool(device, pool.id)
     graph.reset()
-    while pool.use_count() > uses:  # up to torch 2.13.0 `reset` releases it after a success only
+    while pool.use_count() > uses:  # up to torch 2.13.0 `reset` releases it only after a success
         torch._C._cuda_releasePool(device, pool.id)

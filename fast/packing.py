@@ -2,8 +2,8 @@
 
 On a GPU in bfloat16 this replaces `token_states`, with the same result up to rounding. All tokens
 lie in one row (1, N): first the distinct prompts, then the completions without their last tokens,
-which predict nothing. A prompt attends to itself, a completion to its prompt and to itself. An
-index gathers the keys and values of each sequence, so that the gradient flows back through it, and
+which predict nothing. A prompt attends to itself, a completion to its prompt and to itself. The
+keys and values of each sequence are gathered by an index, through which gradients flow back, and
 torch's `varlen_attn` takes the lengths of the sequences.
 """
 
@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from common.model import TokenStates
 
-# From torch 2.12 on, keys may have fewer heads than queries. Each layer asks: so look it up once.
+# From torch 2.12 on, keys may have fewer heads than queries. Checked once, not in every layer.
 TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
@@ -37,7 +37,7 @@ def packed_token_states(lm, batch):
     """
     host = packed_indices(batch)
     device = batch["prompts"].device
-    flat = torch.cat([*host.values()]).to(device)  # a single copy
+    flat = torch.cat([*host.values()]).to(device)  # one copy to the device
     indices = dict(zip(host, flat.split([len(x) for x in host.values()]), strict=True))
     layout = PackedLayout(
         keys=indices["keys"],
@@ -67,7 +67,7 @@ def packed_indices(batch):
     position_ids   (N,)
     rows, columns  row and column of each completion token in (R, T), row by row
     predicting     index in the packed row of the token that predicts it
-    keys, query_ends, key_ends    those of `PackedLayout`
+    keys, query_ends, key_ends    as in `PackedLayout`
     """
     rows, prompt_width = batch["prompts"].shape
     prompt_index = torch.arange(rows, device=batch["prompts"].device)
@@ -76,11 +76,11 @@ def packed_indices(batch):
     prompt_lengths = batch["prompt_mask"].sum(dim=1)
     completion_lengths = batch["completion_mask"].sum(dim=1)
     columns = torch.stack([prompt_lengths, completion_lengths, prompt_index])
-    prompt_lengths, completion_lengths, prompt_index = columns.tolist()  # synchronizes, once
+    prompt_lengths, completion_lengths, prompt_index = columns.tolist()  # the only sync
     completion_width = batch["completions"].shape[1]
     parts = {name: [] for name in ("sources", "position_ids", "predicting", "keys")}
     query_lengths, key_lengths = [0], [0]
-    end = 0  # of the packed row so far
+    end = 0  # length of the packed row so far
     prompts = {}  # {prompt index: its indices in the packed row}
     for row, index in enumerate(prompt_index):
         if index in prompts:
@@ -143,8 +143,8 @@ def packed_attention(query, key, value, layout, scale=None, window=None):
 def register_packed_sdpa():
     """Let transformers' attention "sdpa" take the keyword `packed`, a `PackedLayout`.
 
-    Without that keyword it stays as it is. A keyword, unlike a switch, is there again when gradient
-    checkpointing recomputes the forward.
+    Without the keyword nothing changes. Unlike a global switch, a keyword is passed again when
+    gradient checkpointing recomputes the forward.
     """
     stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if hasattr(stock, "takes_packed"):

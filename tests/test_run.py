@@ -243,7 +243,7 @@ def test_a_tracker_that_fails_on_the_way_costs_no_step(tmp_path, monkeypatch, ca
     run, optimizer, _ = start(tmp_path)
     monkeypatch.setattr(Accelerator, "log", fail)
     advance(run, optimizer, save=False)
-    assert "--report_to: tracker failed, off from here on: no API key configured" in capsys.readouterr().out
+    assert "--report_to: tracker failed and was turned off: no API key configured" in capsys.readouterr().out
     assert [row["step"] for row in metric_rows(tmp_path)] == [1]
 
 

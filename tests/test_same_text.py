@@ -23,7 +23,7 @@ def changed(script, old, new):
         ("gspo.py", "\ndef rollout(", "\n# Above it.\ndef rollout(", "rollout differs between gspo.py and grpo.py: "),
         ("gspo.py", 'Run("gspo"', 'Run("grpo"', "main differs between gspo.py and grpo.py: "),
         ("gspo.py", "\ndef policy_loss(", "\ndef loss(", "gspo.py has no policy_loss: take it out of DIFFERS"),
-        ("gspo.py", "group_size: int", "group_size: float", "gspo.py: give the options that grpo.py has too"),
+        ("gspo.py", "group_size: int", "group_size: float", "gspo.py: options shared with grpo.py must have"),
         (
             "reward_model.py",
             "\ndef update(",

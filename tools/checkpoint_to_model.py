@@ -1,9 +1,9 @@
-"""Write the model of a checkpoint, as a run writes model/ at its end.
+"""Convert a checkpoint to a model folder, like the model/ that a finished run writes.
 
 python tools/checkpoint_to_model.py runs/mine/checkpoints/step-00000020 models/step-20
 
-`from_pretrained` loads the folder, with LoRA a PEFT adapter. The run's model has to be where
-args.json names it. Of DeepSpeed's checkpoints, zero_to_fp32.py in the checkpoint gathers the weights.
+`from_pretrained` loads the folder; with LoRA it is a PEFT adapter. The base model must still be
+where args.json says. For DeepSpeed, zero_to_fp32.py inside the checkpoint gathers the weights.
 """
 
 import json
@@ -26,10 +26,10 @@ from harness.reward_models import add_pad_token, load_reward_model  # noqa: E402
 
 
 def read_weights(checkpoint):
-    """Return the weights {name: tensor} of a checkpoint, by the names of a policy alone."""
+    """Return the weights {name: tensor} of a checkpoint, named as in a policy without a critic."""
     with tempfile.TemporaryDirectory() as folder:
         shards = checkpoint / "pytorch_model_fsdp_0"
-        if shards.is_dir():  # of FSDP2
+        if shards.is_dir():  # FSDP2
             merge_fsdp_weights(str(shards), folder)
         source = Path(folder) if shards.is_dir() else checkpoint
         weights = load_file(source / "model.safetensors")
@@ -63,7 +63,7 @@ def main(argv=None):
     trained = {id(weight) for weight in model.parameters() if weight.requires_grad}
     if not trained <= loaded:
         raise InputError(f"{checkpoint} lacks weights of {args.model_name_or_path}")
-    model.load_state_dict(weights, strict=False)  # of tied weights there is one
+    model.load_state_dict(weights, strict=False)  # tied weights are stored once
     save_model(accelerator, model, model, tokenizer, folder)
     print(f"{folder}: step {int(checkpoint.name.removeprefix('step-'))} of {args.script}.py")
 

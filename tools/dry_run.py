@@ -3,8 +3,8 @@
     python tools/dry_run.py grpo.py --model_name_or_path Qwen/Qwen2.5-7B ...
     accelerate launch --config_file configs/fsdp2.yaml tools/dry_run.py grpo.py ...
 
-Prints each term in each phase, the peak, and the three options that lower it most. It looks at no GPU
-and loads no weights: without a network, name a folder that holds the model's config.json.
+Prints each term in each phase, the peak, and the three options that lower it most. It needs no GPU
+and loads no weights. Without a network, name a folder that contains the model's config.json.
 """
 
 import dataclasses
@@ -89,16 +89,16 @@ class Terms:
         bf16 = args.dtype == "bfloat16"
         self.precision = "autocast" if job.bf16 else "float32"  # autocast casts float32 weights
         if bf16 or (job.bf16 and job.sharded):
-            self.precision = "bfloat16"  # a forward has bfloat16 weights
-        self.size = 4 if self.precision == "float32" else 2  # in linear layers and attention
-        self.stream = 2 if self.precision == "bfloat16" else 4  # in the residual stream
+            self.precision = "bfloat16"  # a forward computes with bfloat16 weights
+        self.size = 4 if self.precision == "float32" else 2  # bytes in linear layers, attention
+        self.stream = 2 if self.precision == "bfloat16" else 4  # bytes in the residual stream
         self.weight = 2 if bf16 or (job.bf16 and self.zero) else 4
         self.trained = (sizes.weights, 2 if bf16 else 4)  # their number, and the bytes of each
         if args.lora_rank:
             self.trained = (args.lora_rank * sizes.adapters, 4)
 
     def held(self):
-        """Return {term: bytes} of what stays from one forward to the next."""
+        """Return {term: bytes} of what stays in memory between forwards."""
         sizes = self.sizes
         job = self.job
         number, size = self.trained
@@ -112,9 +112,9 @@ class Terms:
             "weights": (self.weight * sizes.weights + adapters) * job.weight_share,
             # Two moments in the weight's dtype. DeepSpeed adds a master copy, all in float32.
             "AdamW": number * (12 if self.zero else 2 * size) * job.share,
-            # Whole on each process; with LoRA it is the policy without its adapters.
+            # Not sharded. With LoRA, the reference is the policy without its adapters.
             "reference": sizes.weights * self.stream if has_kl else 0,
-            # DDP's stay, DeepSpeed has one of 5e8 elements at most.
+            # DDP keeps its buckets; DeepSpeed has one of at most 5e8 elements.
             "gradient buckets": buckets,
             # `zero_grad` frees them: a rollout has none.
             "gradients": number * (self.weight if self.zero else size) * job.share,
@@ -123,10 +123,10 @@ class Terms:
     def copies(self, phase):
         """Return the bytes of the copies of weights that a phase computes with.
 
-        Autocast makes a bfloat16 copy of each trained matrix per forward, of a frozen matrix one per
-        pass (prompts, completions). With gradient checkpointing only those of one layer and of the
-        head exist at once. Sharded weights are gathered: all for sampling; in an update embedding,
-        head and two layers at a time (FSDP2), or at most 1e9 weights (ZeRO-3).
+        Autocast copies trained matrices to bfloat16 once per forward, frozen matrices once per pass
+        (prompts, completions). With gradient checkpointing, only the copies of one layer and the
+        head exist at once. Sharded weights are gathered: all of them for sampling; in an update,
+        embedding, head and two layers at a time (FSDP2), or at most 1e9 weights (ZeRO-3).
         """
         sizes = self.sizes
         frozen = self.args.lora_rank
@@ -148,8 +148,8 @@ class Terms:
     def rollout(self, rows, n):
         """Return {term: bytes} of sampling `rows` completions, n per prompt.
 
-        The larger of two points: the pass over the prompts (MLP, residual stream, mask), and the
-        last token of all rows: (rows, V) logits, scores, probabilities, and random numbers.
+        Take the larger of two moments: the pass over the prompts (MLP, residual stream, mask), and
+        the last token of all rows: (rows, V) logits, scores, probabilities, and random numbers.
         """
         sizes = self.sizes
         args = self.args
@@ -187,9 +187,9 @@ class Terms:
         """Return the bytes that a decoder layer saves: RMSNorm, attention, gated MLP.
 
         Norms: the input in float32, its scale, the output. Linear layers: their inputs (autocast
-        casts each its own). Attention: queries, keys and values repeated to all heads, the output,
-        one number per head, and the mask of sdpa. MLP: gate, its activation, up and their product.
-        Frozen layers (LoRA) keep no input; adapters keep theirs in float32.
+        casts each separately). Attention: queries, keys and values repeated to all heads, the
+        output, one number per head, and the mask of sdpa. MLP: gate, its activation, up and their
+        product. Frozen layers (LoRA) save no input; adapters save their input in float32.
         """
         sizes = self.sizes
         size = self.size
@@ -208,8 +208,8 @@ class Terms:
     def head_work(self, tokens, backward=True):
         """Return the bytes of the (tokens, V) tensors of one chunk of the head that exist at once.
 
-        Forward: the logits, also in bfloat16, and two products of the entropy. Backward: five in
-        float32, and with several chunks the sum of the gradients of the head's matrix.
+        Forward: the logits, also in bfloat16, and two products of the entropy. Backward: five
+        float32 tensors, plus the accumulated gradient of the head if there are several chunks.
         """
         elements = tokens * self.sizes.vocabulary
         chunk = min(elements, CHUNK_ELEMENTS)
@@ -220,8 +220,8 @@ class Terms:
     def layer_work(self, rows, queries, keys):
         """Return the bytes of the gradients in the backward of the last layer.
 
-        In the MLP or the attention, the residual stream, and the embedding or head. Gradient
-        checkpointing computes the layer's activations again.
+        They belong to the MLP or the attention, the residual stream, and the embedding or head.
+        Gradient checkpointing recomputes the layer's activations.
         """
         sizes = self.sizes
         tokens = rows * queries
@@ -250,7 +250,7 @@ def launched_job():
 
 
 def read_sizes(name, head=True):
-    """Return the `Sizes` of a model, hub id or folder, whose weights the meta device counts."""
+    """Return the `Sizes` of a model (hub id or folder), built on the meta device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = model_path(name)
@@ -268,10 +268,10 @@ class Shape(NamedTuple):
     """The largest forward in the update of one process; rows are as long as the options allow."""
 
     rows: int
-    prompts: int  # distinct prompts, computed once each; 0: again for each completion
+    prompts: int  # distinct prompts, computed once each; 0: recomputed for each completion
     prompt: int  # tokens
     completion: int
-    forwards: int  # in one optimizer step
+    forwards: int  # per optimizer step
 
 
 def update_shape(args, job, sizes):
@@ -296,7 +296,7 @@ def update_shape(args, job, sizes):
 def generate_calls(args, job):
     """Return {phase: (rows, completions per prompt)} of the largest generate() calls of a process.
 
-    An evaluation of all prompts of a dataset is left out: their number is unknown.
+    An evaluation of all prompts of a dataset is left out, since their number is unknown.
     """
     phases = {"evaluation": (args.eval_prompts, args.eval_samples if args.eval_temperature else 1)}
     if hasattr(args, "group_size"):  # dpo.py only samples in evaluations
@@ -314,7 +314,7 @@ def generate_calls(args, job):
 def estimate(args, job, sizes, critic=None, reward_models=()):
     """Return {phase: {term: bytes}} of one process; a step's peak is its largest phase.
 
-    `critic`: the `Sizes` of ppo.py's separate critic. `reward_models`: those of rm: rewards.
+    `critic`: the `Sizes` of ppo.py's separate critic. `reward_models`: the `Sizes` of rm: rewards.
     """
     policy = Terms(sizes, args, job)
     models = [policy, Terms(critic, args, job)] if critic else [policy]
@@ -393,10 +393,10 @@ def report(args):
 
 
 def less_memory(args, job, compute, peak):
-    """Return [(option, peak)] of the three options that lower the peak most, each alone."""
+    """Return [(option, peak)] of the three options that lower the peak most, each on its own."""
     options = {"gradient_checkpointing": True, "kl_coef": 0}
     options["micro_batch_size"] = max(2, args.micro_batch_size // 4)
-    if not job.sharded:  # LoRA is refused there
+    if not job.sharded:  # sharded runs do not support LoRA
         options["lora_rank"] = 16
     if isinstance(args, EvalArgs):
         rows = max((rows for rows, _ in generate_calls(args, job).values()), default=0)

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "exercises.md"
 
 def load(path):
     """Import a script from anywhere."""
-    # Under a name of its own: `import mine` must not find this one.
+    # Use a prefixed name, so that `import mine` does not find this module.
     spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there

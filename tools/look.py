@@ -18,9 +18,9 @@ from collections import defaultdict
 PARTS = pathlib.Path(__file__).parent / "look"
 FILES = {"STYLE": "style.css", "PROGRAM": "page.js"}  # they replace /*STYLE*/ ... in page.html
 TOKEN_KEYS = {"tokens", "reward", "truncated", "logprob", "change", "entropy"}  # of tokens.jsonl
-MAX_TOKENS = 150_000  # on a page, about 7 MB
-MAX_CHARACTERS = 3_000_000  # of answers to evaluation prompts on a page
-MAX_POINTS = 600  # of a curve
+MAX_TOKENS = 150_000  # per page, about 7 MB
+MAX_CHARACTERS = 3_000_000  # characters of evaluation answers per page
+MAX_POINTS = 600  # points per curve
 CURVES = {  # {title: {metric: name of its line}}
     "reward": {"reward/mean": "training", "eval/reward": "held-out"},
     "pass@1": {"reward/accuracy": "training", "eval/pass@1": "held-out"},
@@ -31,11 +31,11 @@ CURVES = {  # {title: {metric: name of its line}}
 
 
 class PageError(Exception):
-    """What is no run, as one line."""
+    """Raised for a folder that is not a run, with a one-line message."""
 
 
 def read_rows(path):
-    """Return the rows of a JSONL file, [] if there is none; a last half line is left out.
+    """Return the rows of a JSONL file, [] if there is none; skip an incomplete last line.
 
     NaN and infinity, which JSON does not have, become None.
     """
@@ -58,7 +58,7 @@ def read_rows(path):
 
 
 def as_text(prompt):
-    """Return a prompt as text, of messages the role and content of each."""
+    """Return a prompt as text; messages become lines of `role: content`."""
     if isinstance(prompt, str):
         return prompt
     lines = []
@@ -93,7 +93,7 @@ def curves(metrics):
 
 
 def evaluations(samples):
-    """Return the answers to each evaluation prompt along the run.
+    """Return the answers to each evaluation prompt over the course of a run.
 
     [{"prompt", "answer", "evaluations": [{"step", "reward", "answers"}]}], see `evaluation`.
     """
@@ -174,7 +174,7 @@ def read_options(folder):
 
 
 def made_of(path, make):
-    """Return what `make` makes of the rows of a file, or name a file whose rows are not a run's."""
+    """Return `make(rows)` of a file; raise PageError if its rows are not from a run."""
     rows = read_rows(path)
     try:
         return make(rows)
@@ -185,13 +185,13 @@ def made_of(path, make):
 def page(data):
     """Return the HTML. Its JSON has no `<`, so that no completion can end the script.
 
-    It is ASCII, so that half a character can be written.
+    The JSON is ASCII, so that incomplete characters can be written.
     """
     text = (PARTS / "page.html").read_text(encoding="utf-8")
     parts = {name: (PARTS / file).read_text(encoding="utf-8") for name, file in FILES.items()}
     text_of_data = json.dumps(data, separators=(",", ":"), allow_nan=False)
     parts["DATA"] = text_of_data.replace("<", "\\u003c")
-    for name, part in parts.items():  # data last: nothing in it is replaced
+    for name, part in parts.items():  # data last, so that nothing inside it is replaced
         text = text.replace(f"/*{name}*/", part, 1)
     return text
 

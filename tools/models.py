@@ -4,15 +4,15 @@
 
 It runs on the CPU in float32, with a few tokens. The columns:
 
-attention   its implementation; eager holds all attention weights, which takes memory for long rows
+attention   its implementation; eager materializes attention weights: more memory for long rows
 sampling    fast: prompts are computed once, and finished rows dropped; stock: transformers' `generate`
-head        chunks: logits are never held at once; whole: those of a micro-batch are
-prompts     once: an update computes a prompt once for all its completions; each row: for each of them
-update      largest difference of a token's log-prob between an update (padding, shared prompts) and
-            the logits of the row alone
-sampled     the same of the log-prob that a token was sampled with; stock sampling returns none
+head        chunks: logits are computed in chunks; whole: for a whole micro-batch at once
+prompts     once: an update computes a prompt once for all completions; each row: again for each
+update      largest log-prob difference of a token between an update (padding, shared prompts) and
+            a forward over its row alone
+sampled     the same for the sampler's log-probs; stock sampling returns none
 
-Above 1e-3 a model is computed wrongly: it may depend on the padding of a row, as RWKV does.
+Above 1e-3 the log-probs of a model are wrong: they may depend on padding, as in RWKV.
 """
 
 import argparse

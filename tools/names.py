@@ -1,6 +1,6 @@
 """Hints on unknown options: what an option of TRL, verl or OpenRLHF is called here.
 
-harness/args.py asks for them when it meets an unknown option. The table is names.toml, beside this
+harness/args.py asks for hints when it sees an unknown option. The table is names.toml, next to this
 file.
 """
 
@@ -57,7 +57,7 @@ def foreign_names(row):
 
 
 def find_rows(name):
-    """Return the rows of a name: equal, by a pattern, our own option, or the end of a dotted key."""
+    """Return the rows that match a name: exactly, by pattern, as our option, or as a key's end."""
     equal = [row for row in ROWS if name in foreign_names(row)]
     alike = [row for row in ROWS if any(fnmatch.fnmatchcase(name, x) for x in foreign_names(row))]
     own = [row for row in ROWS if row[0] == name]

@@ -3,15 +3,15 @@
 RUN is the folder of a run of any script, finished or not, or a metrics.jsonl. The picture of one run is
 written into its folder as metrics.png; for several runs name it with -o. It needs matplotlib.
 
-Reward and held-out result get large panels, the other metrics that move get small ones. A metric that
-stays at one value, or repeats a curve, is named below the panels instead. Where `accuracy` is not in the
---reward of a run, an accuracy and a pass@1 of 0 are left out: its rule may find none of the answers.
+Reward and held-out result get large panels, other metrics that change get small ones. A metric that
+is flat, or repeats a curve, is named below the panels instead. If a run's --reward does not include
+`accuracy`, an accuracy or pass@1 of 0 is left out: the rule may find none of the answers.
 
     python tools/plot.py runs/a --metrics eval/pass@1 'value/*'    plots only these
 
-Several runs are named by the part of their paths that differs, and the options that differ are the
-title. Runs whose paths differ in `-seedN` alone are seeds of one: thin lines of one color, and their
-mean as a thick one. Beside dapo.py, whose reward has another scale, accuracy replaces the reward.
+Several runs are named by the part of their paths that differs, and the title lists the options that
+differ. Runs that differ only in `-seedN` are seeds of one run: thin lines of one color, and a thick
+line for their mean. Next to dapo.py, which scales rewards differently, accuracy replaces reward.
 """
 
 import argparse
@@ -79,7 +79,7 @@ NO_SETTING = ("output_dir", "resume", "seed", "script", "save_every", "report_to
 
 
 class PlotError(Exception):
-    """What cannot be plotted, as one line."""
+    """Raised for what cannot be plotted, with a one-line message."""
 
 
 @dataclasses.dataclass
@@ -122,7 +122,7 @@ def run_names(files):
 
 
 def read_run(file, name):
-    """Return the `Run` of a file; a row that is still being written is left out."""
+    """Return the `Run` of a file; skip a row that is still being written."""
     options = {}
     if file.name == "metrics.jsonl" and file.with_name("args.json").is_file():
         options = json.loads(file.with_name("args.json").read_text(encoding="utf-8"))
@@ -158,7 +158,7 @@ def logged(runs, patterns):
 
 
 def other_scale(runs, metrics):
-    """Return the metrics whose curves would not compare, if an accuracy can take their place."""
+    """Return the metrics that are not comparable between runs, if accuracy can replace them."""
     filters = [bool(run.curve("sampling/keep_rate")) for run in runs]
     if all(filters) or not any(filters) or "reward/accuracy" not in metrics:
         return []
@@ -166,7 +166,7 @@ def other_scale(runs, metrics):
 
 
 def choose(runs):
-    """Return the metrics of large panels, those of small ones, and a note on the others."""
+    """Return the metrics for large panels, the metrics for small panels, and a note on the rest."""
     metrics = logged(runs, PANELS)
     left_out = other_scale(runs, metrics)
     metrics = [metric for metric in metrics if metric not in left_out]
@@ -225,7 +225,7 @@ def differences(runs):
 
 
 def mean(curves):
-    """Return the steps that all curves of seeds have reached, and the mean of the curves there."""
+    """Return the steps that the curves of all seeds cover, and the mean curve over them."""
     first = max(min(points) for points in curves)
     last = min(max(points) for points in curves)
     steps = sorted(step for step in set().union(*curves) if first <= step <= last)
@@ -234,7 +234,7 @@ def mean(curves):
 
 
 def panel_title(metric):
-    """Return the title in PANELS, with what stands for a star; or the name of the metric."""
+    """Return the title in PANELS, with what `*` matches, or the name of the metric."""
     for pattern, title in PANELS.items():
         if fnmatch.fnmatchcase(metric, pattern):
             star = metric.removeprefix(pattern.removesuffix("*"))
@@ -294,7 +294,7 @@ def picture(runs, large, small, notes=""):
 
 
 def plot_runs(names, output=None, patterns=None):
-    """Plot runs; return the line that says where and what."""
+    """Plot runs; return a line with the path and the metrics."""
     files = metric_files(names)
     runs = read_runs(files)
     for pattern in patterns or ():

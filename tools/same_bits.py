@@ -1,14 +1,14 @@
 """Compare short runs of another commit and of this checkout, bit by bit.
 
-    python tools/same_bits.py 44715d4                    all of them: some minutes of one core
+    python tools/same_bits.py 44715d4                    all of them, a few minutes on one core
     python tools/same_bits.py 44715d4 --only grpo lora   some of them
     python tools/same_bits.py 44715d4 --steps 50         as long as the default runs [6]
 
-It runs every script with its defaults, and what RUNS and RECIPES add. The run of the other commit goes
-through, the run of this checkout is stopped halfway and resumed. It compares the metrics that both have
-(but for times and memory), the samples, and the weights in model/, and prints what differs by how much.
-The runs of the other commit are kept in --work for the next comparison. Bits depend on the processor and
-on the version of torch.
+It runs every script with its defaults, plus RUNS and RECIPES. The other commit runs straight
+through; this checkout is stopped halfway and resumed. It compares the metrics that both have
+(except times and memory), the samples, and the weights in model/, and prints what differs and by
+how much. Runs of the other commit are cached in --work. Bits depend on the processor and the
+version of torch.
 """
 
 import argparse
@@ -45,7 +45,7 @@ RECIPES = {
     "grpo_dual": ("dual_clip", "grpo.py --dual_clip 3 --num_minibatches 4", ""),
 }
 NAMES = [*RUNS, *RECIPES]
-VARIES = ("time/", "memory/")  # metrics that the machine decides
+VARIES = ("time/", "memory/")  # metrics that depend on the machine
 FILES = ("metrics.jsonl", "samples.jsonl")
 
 
@@ -63,7 +63,7 @@ def execute(checkout, *words):
 
 
 def command_of(name, checkout, folder, steps):
-    """Return the words of a run, which evaluates halfway, since one that ends there does."""
+    """Return the command of a run. It evaluates halfway, since a run that stops there does so."""
     if name in RUNS:
         command = RUNS[name]
     else:
@@ -76,7 +76,7 @@ def command_of(name, checkout, folder, steps):
 
 
 def run_before(commit, name, steps, work):
-    """Return the folder of a run of another commit, which is made once."""
+    """Return the folder of a run of another commit, from the cache if it is there."""
     folder = work / f"{commit}-{name}-{steps}"
     checkout = work / commit
     if not checkout.exists():
@@ -97,7 +97,7 @@ def run_here(name, steps, folder):
 
 
 def rows_of(file):
-    """Return the rows of a JSONL file without what varies, [] if there is no file."""
+    """Return the rows of a JSONL file without metrics that vary, [] if there is no file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     rows = map(json.loads, lines)
     return [{name: x for name, x in row.items() if not name.startswith(VARIES)} for row in rows]
@@ -159,7 +159,7 @@ def main():
     add = parser.add_argument
     add("commit")
     add("--only", nargs="+", choices=NAMES, default=NAMES, metavar="RUN", help=", ".join(NAMES))
-    add("--steps", type=int, default=6, help="of each run; an even number")
+    add("--steps", type=int, default=6, help="steps of each run, an even number")
     add("--work", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir(), "same_bits"))
     args = parser.parse_args()
     command = ["git", "rev-parse", args.commit]

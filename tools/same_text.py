@@ -1,10 +1,10 @@
-"""Keep the functions that several scripts share equal, so that a diff of two scripts shows the papers.
+"""Keep functions that scripts share identical, so that a diff of two scripts shows only the papers.
 
-python tools/same_text.py                  list copies that are not equal
+python tools/same_text.py                  list copies that differ
 python tools/same_text.py --fix grpo.py    copy the functions of grpo.py into the scripts that share them
 
-What differs on purpose is listed in DIFFERS with its reason, and neither compared nor copied. Scripts
-that are not in DIFFERS, such as your own, are left alone.
+Intended differences are listed in DIFFERS with a reason, and are neither compared nor copied.
+Scripts that are not in DIFFERS, such as your own, are ignored.
 """
 
 import ast
@@ -13,12 +13,12 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAIRS = "pairs in place of rollouts"
+PAIRS = "pairs instead of rollouts"
 DIFFERS = {  # {script: {function that differs from the others': why}}
     "grpo.py": {},
     "dr_grpo.py": {
         "compute_rewards": "a truncated completion has reward 0",
-        "token_weights": "a constant in place of the length",
+        "token_weights": "a constant instead of the length",
     },
     "dapo.py": {
         "compute_rewards": "+1 and -1",
@@ -34,21 +34,21 @@ DIFFERS = {  # {script: {function that differs from the others': why}}
         "main": "the history",
     },
     "ppo.py": {
-        "compute_advantages": "GAE in place of the group",
+        "compute_advantages": "GAE instead of the group",
         "policy_loss": "the dual clip and the entropy bonus",
         "token_weights": "one weight for all tokens",
-        "add_old_and_ref_logprobs": "values too",
+        "add_old_and_ref_logprobs": "also values",
         "update": "the critic, and advantages that need it",
         "main": "the critic",
     },
     "dpo.py": {"update": PAIRS, "main": PAIRS},
     "reward_model.py": {
-        "pair_losses": "scores in place of log-probs against the reference",
+        "pair_losses": "scores instead of log-probs against the reference",
         "update": PAIRS,
         "main": PAIRS,
     },
 }
-ALSO_EQUAL = [("update", "dpo.py", "reward_model.py")]  # but not to those of the others
+ALSO_EQUAL = [("update", "dpo.py", "reward_model.py")]  # but not to the other scripts
 
 
 def found(folder=ROOT):
@@ -138,12 +138,12 @@ def another_text(name, script, first):
 
 
 def order_problems(script, source, grpo):
-    """Yield a line if the options that grpo.py has too are in another order or of other types."""
+    """Yield a line if options shared with grpo.py have another order or other types."""
     expected = options(grpo)
     own = options(source)
     shared = [(name, kind) for name, kind in own.items() if name in expected]
     if shared != [(name, kind) for name, kind in expected.items() if name in own]:
-        yield f"{script}: give the options that grpo.py has too its types and its order."
+        yield f"{script}: options shared with grpo.py must have its types and its order."
 
 
 def fixed(original, sources):

@@ -5,10 +5,10 @@ python tools/side_by_side.py grpo dapo             write a page to a temporary f
 python tools/side_by_side.py grpo dapo -o FILE     write the page to FILE and open nothing
 python tools/side_by_side.py --play                open the page at its sliders: one token, one group
 
-The page is one file that loads nothing and needs pygments. It holds all scripts beside grpo.py, and any
-two of them can be chosen on it. Two functions of the same code can still compute different things if
-they read an option whose defaults differ: this is marked too. The frame of the page, its CSS, its
-JavaScript and the equations are in tools/side_by_side/.
+The page is one file that loads nothing; writing it needs pygments. It holds all scripts next to
+grpo.py, and you can choose any two. Two functions with the same code can still compute different
+things if they read an option whose defaults differ: the page marks this as well. The HTML, CSS,
+JavaScript and equations are in tools/side_by_side/.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import same_text
 
 PARTS = pathlib.Path(__file__).parent / "side_by_side"
 WORD = re.compile(r"\w+|[=!<>]=|[^\w\s]")
-RANGES = {"clip_low", "clip_high", "max_ratio"}  # options at whose defaults the sliders start
+RANGES = {"clip_low", "clip_high", "max_ratio"}  # the sliders start at their defaults
 
 
 def fields(source, name="Args"):
@@ -50,7 +50,7 @@ def without_help(source):
 
 
 def defaults(source):
-    """Return {option: its default as written} of a script, with those of harness/args.py."""
+    """Return {option: its default as written} of a script, including options of harness/args.py."""
     shared = (same_text.ROOT / "harness" / "args.py").read_text(encoding="utf-8")
     classes = {getattr(node, "name", ""): node for node in ast.parse(shared).body}
     args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
@@ -63,7 +63,7 @@ def defaults(source):
 
 
 def options_read(text):
-    """Return the options that a piece of code reads, in this order."""
+    """Return the options that a piece of code reads, in order of first use."""
     return list(dict.fromkeys(re.findall(r"\bargs\.(\w+)", text)))
 
 
@@ -175,7 +175,7 @@ def marks_of(words, same):
 def equations(docstring, functions, known):
     """Return {function: [[HTML of an equation, its number in the paper]]} of a docstring.
 
-    An equation that equations.toml lacks is shown as text; one of no known function is under "".
+    An equation that equations.toml lacks is shown as text; without a known function it is under "".
     """
     found = {}
     for line in docstring.splitlines():
@@ -266,7 +266,7 @@ def as_text(one, two, sources):
 
 
 def order_of(one, two):
-    """Return the names of both scripts in the order of the second, Args first and imports last."""
+    """Return the names in both scripts in the order of the second, Args first and imports last."""
     order = list(two)
     names = list(one)
     for i, name in enumerate(names):
@@ -277,7 +277,7 @@ def order_of(one, two):
 
 
 def other_defaults(names, one, two):
-    """Return `normalize_std True -> False` of those options whose defaults differ."""
+    """Return `normalize_std True -> False` for the options whose defaults differ."""
     names = [name for name in names if name in one and name in two and one[name] != two[name]]
     return ", ".join(f"{name} {one[name]} -> {two[name]}" for name in names)
 

@@ -1,10 +1,10 @@
-"""List what a reader opens to follow one training step: the functions that run, and their lines.
+"""List what you read to follow one training step: the functions that run, and their lines.
 
     python tools/step_path.py grpo.py           the plain way, --no_fast
     python tools/step_path.py grpo.py --fast    with the shortcuts of fast/, listed apart
 
-It runs the script for one step on the embedded model, and traces what runs inside those functions of
-the script that the loop in `main` calls.
+It runs the script for one step on the embedded model, and traces what runs inside the functions
+that the loop in `main` calls.
 """
 
 import ast
@@ -34,11 +34,11 @@ def step_functions(source):
 
 
 def trace(name, *options):
-    """Run one step of a script; return {file: [code object]} of the functions that follow it."""
+    """Run one step of a script; return {file: [code object]} of the functions that ran."""
     script = ROOT / f"{name}.py"
     doors = step_functions(script.read_text(encoding="utf-8"))
     entered = {}  # as an ordered set
-    depth = 0  # of the step functions
+    depth = 0  # how many step functions are on the stack
 
     def look(frame, event, _):
         nonlocal depth
@@ -67,7 +67,7 @@ def trace(name, *options):
 
 
 def report(files):
-    """Yield the lines: the script, then each room with its files in the order of the step."""
+    """Yield the lines: the script, then each folder, with its files in the order of the step."""
     for room in (".", "common", "harness", "fast"):
         rows = []
         lines = 0

@@ -9,13 +9,13 @@ stock   the same with --no_fast, and a plain loop for the update: each forward p
 trl     GRPOTrainer inside its own `train()`, in full precision and without gradient checkpointing
 
 All share model, prompts, stop tokens, length limit, rule reward, rows per forward, one update per
-rollout and AdamW, without a KL. The learning rate is 1e-6, so that lengths stay what they are.
+rollout and AdamW, without a KL. The learning rate is 1e-6, so that lengths do not drift.
 Weights are random, except in `embedded` and `smollm2`. Peak memory is what the steps add to the
 loaded model: resident set on a CPU (Linux only), allocated by torch on a GPU.
 
-Each contestant has a process of its own, and the machine to itself. In its first turn it trains on
-the first rollout of ours and must arrive at the gradient of ours. The second turn warms up, the rest
-are timed.
+Each contestant runs in its own process and has the machine to itself. In its first turn it trains
+on the first rollout of ours, and must get the same gradient as ours. The second turn is a warm-up,
+the rest are timed.
 """
 
 import argparse
@@ -65,11 +65,11 @@ class Workload:
     cap: int  # tokens of a completion
     rows: int  # completions in one forward of the update
     stock_rows: int = 10**6  # stock's, if `rows` do not fit
-    folder: str | None = None  # of examples/smollm2.py; None: the embedded model, or a random one
+    folder: str | None = None  # from examples/smollm2.py; None: the embedded or a random model
     shape: tuple | None = None  # hidden size, layers, heads, intermediate size of a random model
-    tied: bool = False  # its embedding and head
+    tied: bool = False  # embedding and head share a weight
     vocabulary: int = 0
-    mean: int = 0  # of the geometric lengths of its completions, before the cap
+    mean: int = 0  # mean of its geometric completion lengths, before the cap
     prompt_tokens: tuple = (0, 0)  # shortest and longest prompt
     dtype: str = "float32"
 
@@ -106,7 +106,7 @@ class Task:
     model: str  # folder
     prompts: list[Prompt]  # `workload.prompts` of them for each step
     threads: int
-    gradient: str  # file for that of the first step
+    gradient: str  # file for the gradient of the first step
     completions: list[list[int]] | None = None  # all but the first contestant train on them first
 
     @property
@@ -137,8 +137,8 @@ def right(completions, answer, **columns):
 def make_random(workload, number, folder):
     """Write a random Qwen2 and its tokenizer; return [(prompt, "")], one random letter per token.
 
-    The model is nearly uniform over the vocabulary, of which a share 1 / mean are stop tokens:
-    lengths are geometric, whoever samples.
+    The model is nearly uniform over the vocabulary, and a fraction 1 / mean of the tokens are stop
+    tokens: lengths are geometric for every sampler.
     """
     tokenizer = letter_tokenizer(workload.vocabulary)
     tokenizer.save_pretrained(folder)
@@ -192,7 +192,7 @@ def sample_embedded(number):
 def make_sums(workload, number, tokenizer):
     """Return [(prompt, answer)] of sums in SmolLM2's chat template.
 
-    Solved sums precede a question until it has as many tokens as the workload says.
+    Solved sums are prepended to a question until it has as many tokens as the workload asks for.
     """
     path = pathlib.Path(workload.folder, "sums", "train.jsonl")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -355,7 +355,7 @@ def given_rollout(policy, prompts, completions, n):
 
 
 def plain_update(lm, optimizer, batch, args):
-    """Make one optimizer step as a straightforward script does."""
+    """Take one optimizer step as a straightforward script would."""
     input_ids = torch.cat([batch["prompts"], batch["completions"]], dim=1)  # (R, P + T)
     attention_mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1).long()
     rows, width = batch["completions"].shape
@@ -458,7 +458,7 @@ def run_contestant(task):
     """Run one contestant; return its turns, and the completions of the first one."""
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(task.threads)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # as in ours, for TRL too
+    torch.backends.cuda.enable_cudnn_sdp(False)  # ours turns it off, so turn it off for TRL
     watch = run_trl(task) if task.who == "trl" else run_loop(task)
     return watch.turns, watch.completions
 
