@@ -91,7 +91,9 @@ def test_what_no_run_wrote_is_not_overwritten(name, resume, tmp_path):
     else:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("mine", encoding="utf-8")
-    assert f"already contains {name}:" in refusal(tmp_path, resume=resume)
+    problem = "no args.json" if resume else "pass --resume"
+    message = refusal(tmp_path, resume=resume)
+    assert name in message and problem in message
 
 
 # --- what cannot be written ---

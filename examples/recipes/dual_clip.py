@@ -3,7 +3,7 @@
     L = max( min(r A, clip(r, 1-eps, 1+eps) A), c A )   where A < 0
 
 With A < 0 the clip of PPO does not bound a ratio that grows, and a single token can dominate the
-step. Beyond c the token has no gradient. c is 3 in the paper.
+step. Beyond c the token has no gradient. c is 3 in verl.
 """
 
 
