@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from common.batches import decode_completions
 from common.rewards import accuracy_reward
-from harness.chat import dialogue_text, read_text
+from harness.chat import dialogue_text, encode_completions, end_token, read_text
 from harness.errors import InputError
 from rows import PLAIN, USER, load, load_pairs, load_rows, make_args, make_tokenizer, pairs_from, say, text_of, write
 
@@ -127,6 +127,12 @@ def test_the_answer_of_a_pair_stands_where_the_template_puts_it(template, words,
     assert [text_of(ids, tokenizer) for ids in pair[:2]] == [prompt, completion]
     (alone,) = load_rows(tmp_path, [{"prompt": "1+1?"}], tokenizer, chat_template_kwargs=words)
     assert alone.ids == pair.prompt and alone.starts_in_thought == prompt.endswith("<think>\n")
+
+
+def test_only_a_special_token_at_the_end_replaces_the_end_of_a_completion():
+    tokenizer = special_tokenizer("channels")
+    open_end, call = encode_completions(["<|channel|>2", "<|channel|>2<|call|>"], tokenizer)
+    assert open_end == [*call[:-1], end_token(tokenizer)] != call
 
 
 def test_a_template_that_takes_the_prompts_thought_back_is_refused_with_the_row(tmp_path):
