@@ -115,6 +115,9 @@ def test_the_options_change_what_they_should():
     assert terms(micro_batch_size=8)["activations"] == pytest.approx(plain["activations"] / 2, rel=0.01)
     assert terms(micro_batch_size=256)["gradients"] == 0 < plain["gradients"]  # one forward: none from before
     assert terms(dtype="bfloat16")["weights"] == plain["weights"] / 2
+    sdpa, eager = (Terms(sizes, grpo.Args(attn_implementation=x), Job()) for x in ("sdpa", "eager"))
+    more = eager.layer_activations(2, 3, 5) - sdpa.layer_activations(2, 3, 5)
+    assert more == 2 * 3 * 5 * (14 - 1) * 4  # the probabilities of 14 heads, less the mask
     rollout = terms(phase="rollout")
     assert terms(phase="rollout", generate_batch_size=64)["key-value cache"] == rollout["key-value cache"] / 4
     assert terms(Job(8, "DDP"), "rollout")["key-value cache"] == rollout["key-value cache"] / 8
@@ -153,6 +156,7 @@ def test_three_options_lower_the_peak(capsys, tmp_path):
     folder = checkpoint(tmp_path, **MODELS["1.5B"])
     lines, table = printed(capsys, "grpo", "--model_name_or_path", folder, "--eval_prompts", 32)
     first = next(i for i, line in enumerate(lines) if line.startswith("peak:"))
+    assert lines[first].endswith(", in backward")
     tips = [line.split(" GiB with ") for line in lines[first + 1 : first + 4]]
     values = [float(value) for value, _ in tips]
     assert values == sorted(values) and values[-1] < max(terms["all"] for terms in table.values())
@@ -171,7 +175,8 @@ def test_an_option_is_a_tip_only_where_it_is_supported_and_lowers_the_peak():
     low = dict(max_new_tokens=64, eval_prompts=32, gradient_checkpointing=True, micro_batch_size=8)
     for strategy in ("DDP", "FSDP2", "ZeRO-3"):
         found = tips("7B", Job(2, strategy, bf16=True), **low)
-        assert ("--lora_rank 16" in found) == (strategy == "DDP") and "--kl_coef 0" in found
+        assert ("--lora_rank 16" in found) == ("configs/fsdp2.yaml" in found) == (strategy == "DDP")
+    assert "--dtype bfloat16" in tips("7B", Job(bf16=True), lora_rank=16, **low)
     small = dict(max_new_tokens=512, eval_prompts=1, generate_batch_size=8, micro_batch_size=2, kl_coef=0)
     mixed = "accelerate launch --mixed_precision bf16"
     assert mixed in tips("0.5B", Job(), **small) and mixed not in tips("0.5B", Job(bf16=True), **small)

@@ -142,6 +142,12 @@ def test_what_cannot_be_plotted_is_one_line(run, tmp_path, capsys):
     assert not list(tmp_path.rglob("*.png"))
 
 
+@drawing
+def test_an_unknown_format_is_one_line(run, tmp_path, capsys):
+    code, line = output_of(capsys, run("x", GROUPS), "-o", tmp_path / "picture.nothing")
+    assert code == 2 and line.startswith("plot.py: ") and "nothing" in line
+
+
 def test_without_matplotlib_it_says_what_to_install(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert output_of(capsys, run("x", GROUPS)) == (2, "plot.py: matplotlib is not installed: pip install matplotlib")
@@ -152,8 +158,10 @@ def test_the_thick_line_is_the_mean_of_the_seeds():
     """Over the steps that all have reached; none if one ends before another begins."""
     axis = plot.pyplot().subplots()[1]
     seeds = [[{"step": step, "m": float(step * i)} for step in range(last)] for i, last in ((1, 4), (3, 3))]
-    plot.plot_metric(axis, [plot.Run("a", {}, rows) for rows in seeds], "m", False)
+    plot.plot_metric(axis, [plot.Run("a", {}, rows) for rows in seeds], "m", True)
     assert axis.lines[-1].get_xydata().tolist() == [[0, 0], [1, 2], [2, 4]]
+    assert axis.get_title(loc="right") == "0 → 4"
+    assert plot.running_mean([1.0] * 99 + [2.0])[-2:] == [4 / 3, 1.5] and plot.running_mean([1, 2]) == [1, 2]
     apart = [[{"step": step, "m": 1.0} for step in (5, 10)], [{"step": 2, "m": 1.0}]]
     plot.plot_metric(axis, [plot.Run("b", {}, rows) for rows in apart], "m", True)
     assert len(axis.lines[-1].get_xydata()) == 0

@@ -203,7 +203,10 @@ class Terms:
             if self.precision == "bfloat16":
                 per_token += 4 * (5 * hidden + sizes.query + sizes.intermediate)
                 per_token -= linear + size * sizes.intermediate
-        return rows * (queries * per_token + keys * 2 * sizes.query * size + queries * keys * size)
+        mask = size
+        if self.args.attn_implementation == "eager":  # the probabilities of each head
+            mask = sizes.heads * (4 if size == 4 else 6)
+        return rows * (queries * per_token + keys * 2 * sizes.query * size + queries * keys * mask)
 
     def head_work(self, tokens, backward=True):
         """Return the bytes of the (tokens, V) tensors of one chunk of the head that exist at once.
@@ -380,8 +383,9 @@ def report(args):
             yield f"{term:18}" + "".join(f"{value:11.2f}" for value in values)
     yield f"{'all':18}" + "".join(f"{total(terms) / GIB:11.2f}" for terms in phases.values())
     yield ""
-    peak = max(map(total, phases.values()))
-    yield f"peak: {peak / GIB:.1f} GiB"
+    phase = max(phases, key=lambda phase: total(phases[phase]))
+    peak = total(phases[phase])
+    yield f"peak: {peak / GIB:.1f} GiB, in {phase}"
     for option, lower in less_memory(args, job, compute, peak):
         yield f"  {lower / GIB:.1f} GiB with {option}"
     shape = update_shape(args, job, sizes)
@@ -393,11 +397,13 @@ def report(args):
 
 
 def less_memory(args, job, compute, peak):
-    """Return [(option, peak)] of the three options that lower the peak most, each on its own."""
+    """Return [(text, peak)] of the three options or launches that lower the peak most, each alone."""
     options = {"gradient_checkpointing": True, "kl_coef": 0}
     options["micro_batch_size"] = max(2, args.micro_batch_size // 4)
     if not job.sharded:  # sharded runs do not support LoRA
         options["lora_rank"] = 16
+    if args.lora_rank:  # only the frozen base: bfloat16 loses small updates of trained weights
+        options["dtype"] = "bfloat16"
     if isinstance(args, EvalArgs):
         rows = max((rows for rows, _ in generate_calls(args, job).values()), default=0)
         options["generate_batch_size"] = max(args.eval_samples, rows // 4)
@@ -410,6 +416,9 @@ def less_memory(args, job, compute, peak):
     if args.dtype == "float32" and not job.bf16:
         phases = compute(args, job._replace(bf16=True))
         peaks["accelerate launch --mixed_precision bf16"] = max(map(total, phases.values()))
+    if job.strategy == "DDP":
+        phases = compute(args, job._replace(strategy="FSDP2"))
+        peaks["configs/fsdp2.yaml"] = max(map(total, phases.values()))
     lower = [each for each in peaks.items() if each[1] < 0.99 * peak]
     return sorted(lower, key=lambda each: each[1])[:3]
 

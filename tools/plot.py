@@ -11,7 +11,8 @@ is flat, or repeats a curve, is named below the panels instead. If a run's --rew
 
 Several runs are named by the part of their paths that differs, and the title lists the options that
 differ. Runs that differ only in `-seedN` are seeds of one run: thin lines of one color, and a thick
-line for their mean. Next to dapo.py, which scales rewards differently, accuracy replaces reward.
+line for their mean; from 100 steps on the thick line is a running mean. Next to dapo.py, which scales
+rewards differently, accuracy replaces reward.
 """
 
 import argparse
@@ -233,6 +234,12 @@ def mean(curves):
     return steps, np.mean(values, axis=0)
 
 
+def running_mean(values):
+    """Average each value with its neighbors: one on either side per 100 values."""
+    reach = len(values) // 100
+    return [np.mean(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+
+
 def panel_title(metric):
     """Return the title in PANELS, with what `*` matches, or the name of the metric."""
     for pattern, title in PANELS.items():
@@ -252,7 +259,9 @@ def plot_metric(axis, runs, metric, large):
         steps, values = mean(curves) if curves else ([], [])
         marker = "o" if len(steps) <= 12 else None  # a single point has no line
         style = {"color": color, "linewidth": 2.4 if large else 1.6, "markersize": 4}
-        axis.plot(steps, values, marker=marker, label=name, **style)
+        axis.plot(steps, running_mean(values), marker=marker, label=name, **style)
+        if large and len(values) > 1 and len({run.name for run in runs}) == 1:
+            axis.set_title(f"{values[0]:.3g} → {values[-1]:.3g}", loc="right", color=color, pad=16)
     axis.set_title(panel_title(metric), loc="left", fontsize=13 if large else 9.5, pad=16)
     name = {"fontsize": 8 if large else 7, "color": GREY, "va": "bottom"}
     axis.text(0, 1.02, metric, transform=axis.transAxes, **name)
@@ -281,7 +290,10 @@ def picture(runs, large, small, notes=""):
             axis = figure.add_subplot(grid[i, j * width : (j + 1) * width])
             plot_metric(axis, runs, metric, row is large)
             axis.set_xlim(min(steps) - margin, max(steps) + margin)
-    title = f"{runs[0].name}, step {max(steps)} of {runs[0].options.get('max_steps', max(steps))}"
+    options = runs[0].options
+    title = f"{runs[0].name}, step {max(steps)} of {options.get('max_steps', max(steps))}"
+    for name in ("model_name_or_path", "dataset"):
+        title += f", {options[name]}" if name in options else ""
     if len(runs) > 1:
         title = "\n".join(textwrap.wrap(differences(runs), 140))
         lines = figure.axes[0].get_legend_handles_labels()
@@ -325,7 +337,7 @@ def main(words=None):
     args = parser.parse_args(words)
     try:
         print(plot_runs(args.runs, args.output, args.metrics))
-    except (PlotError, OSError) as error:
+    except (PlotError, OSError, ValueError) as error:  # such as an unknown format
         print(f"plot.py: {error}", file=sys.stderr)
         return 2
     return 0
