@@ -1,0 +1,553 @@
+"""Models and prompts, from the hub or from files."""
+
+import contextlib
+import copy
+import csv
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from common.answers import read_gold
+from common.run import Exit, one_line, print0
+
+transformers.logging.disable_progress_bar()
+
+HERE = Path(__file__).parent
+EMBEDDED = {
+    "embedded": HERE / "tiny",
+    "embedded-hard": HERE / "tiny_hard",
+    "embedded-pairs": HERE / "tiny" / "pairs",
+}
+SMALL_MODEL = 3e6  # parameters; smaller models are slower with several CPU threads
+
+# --- models ---
+
+
+def load_tokenizer(name):
+    """Load a tokenizer; pad with EOS if it has no pad token."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED.get(name, name))
+    except Exception as error:  # loaders raise almost any type
+        raise Exit(f"model {name}: no tokenizer: {one_line(error)}") from None
+    if tokenizer.eos_token_id is None:
+        raise Exit(f"model {name}: its tokenizer has no EOS token to end completions with")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_lm(name, args, model_class, **settings):
+    """Load a model in eval mode, without dropout; `settings` override its config.
+
+    Return it and the names of the weights that the checkpoint lacks.
+    """
+    transformers.logging.set_verbosity_error()  # missing weights are an error below
+    try:
+        config = transformers.AutoConfig.from_pretrained(EMBEDDED.get(name, name))
+        config.update(settings)
+        text = config.get_text_config()
+        for key, value in text.to_dict().items():
+            if re.search("drop|jitter", key) and isinstance(value, float):
+                setattr(text, key, 0.0)  # with dropout the first ratio would not be 1
+        attention = args.attn_implementation
+        if getattr(text, "attn_logit_softcapping", None):
+            attention = "eager"  # other implementations may ignore it
+        lm, info = model_class.from_pretrained(
+            EMBEDDED.get(name, name),
+            config=config,
+            dtype=getattr(torch, args.dtype),
+            attn_implementation=attention,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:  # loaders raise almost any type
+        problem, _, _ = one_line(error).partition(" Model type should be one of")  # 200 names
+        raise Exit(f"model {name}: cannot be loaded: {problem}") from None
+    if info["mismatched_keys"]:
+        wrong = sorted(weight for weight, *_ in info["mismatched_keys"])
+        raise Exit(f"model {name}: weights have other shapes: {', '.join(wrong[:3])}")
+    if args.gradient_checkpointing:
+        lm.gradient_checkpointing_enable({"use_reentrant": False})
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    torch.set_num_threads(1 if lm.num_parameters() < SMALL_MODEL else share)
+    return lm.eval(), set(info["missing_keys"])
+
+
+def load_policy(args, accelerator):
+    """Return the tokenizer and the language model to train, with adapters if --lora_rank is set.
+
+    The tokens that end a completion are in `lm.generation_config.eos_token_id`, a list.
+    """
+    name = args.model_name_or_path
+    tokenizer = load_tokenizer(name)
+    lm, missing = load_lm(name, args, transformers.AutoModelForCausalLM)
+    if missing:  # they would be random
+        raise Exit(f"model {name}: weights are missing: {', '.join(sorted(missing)[:3])}")
+    eos = lm.generation_config.eos_token_id
+    eos = eos if isinstance(eos, list) else [eos]
+    stop_tokens = sorted({tokenizer.eos_token_id, end_token(tokenizer), *eos} - {None})
+    print0(f"stop tokens: {' '.join(tokenizer.convert_ids_to_tokens(stop_tokens))}")
+    if args.lora_rank:
+        lm = add_adapters(lm, args)
+        accelerator.register_save_state_pre_hook(drop_frozen_weights)
+    if not accelerator.is_fsdp2:  # `prepare` moves shards
+        lm.to(accelerator.device)
+    lm.original_generation_config = lm.generation_config  # for model/
+    # `generate` fills unset fields of its config from the model's: top_k, penalties.
+    lm.generation_config = transformers.GenerationConfig(eos_token_id=stop_tokens)
+    return tokenizer, lm.train()
+
+
+def add_adapters(lm, args):
+    """Return `lm` with LoRA adapters (arXiv 2106.09685); peft freezes all other weights."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise Exit("--lora_rank needs peft: pip install peft") from None
+    targets = args.lora_targets
+    # peft takes names as a list, all-linear and a regular expression as a string.
+    if len(targets) == 1 and not re.fullmatch(r"[\w.]+", targets[0]):
+        targets = targets[0]
+    config = LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        adapted = get_peft_model(lm, config)
+    except Exception as error:
+        raise Exit(f"--lora_targets {' '.join(args.lora_targets)}: {one_line(error)}") from None
+    ends = (lm.get_input_embeddings(), lm.get_output_embeddings())
+    if any(hasattr(layer, "base_layer") for layer in ends):
+        raise Exit("--lora_targets: the embedding and the head cannot have adapters")
+    return adapted
+
+
+def drop_frozen_weights(models, states, folder):
+    """Leave frozen weights out of a checkpoint; a hook of Accelerate."""
+    for model, state in zip(models, states, strict=True):
+        trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        for name in set(state) - trained:
+            del state[name]
+
+
+def load_reference(lm, args, accelerator):
+    """Return the initial policy, frozen: a copy, or `lm` without its adapters; None if unused."""
+    if not args.kl_coef:
+        return None
+    if args.lora_rank:
+
+        def reference(**inputs):
+            with lm.disable_adapter():
+                return lm(**inputs)
+
+        return reference
+    reference = copy.deepcopy(lm).requires_grad_(False).eval().to(accelerator.device)
+    if accelerator.is_fsdp2 and accelerator.mixed_precision == "bf16":
+        reference.to(torch.bfloat16)  # the dtype that FSDP2 gathers the policy in
+    return reference
+
+
+@contextlib.contextmanager
+def gathered_weights(model):
+    """Gather the full weights of an FSDP2 model on every process, to sample with."""
+    shards = [x for x in model.modules() if isinstance(x, torch.distributed.fsdp.FSDPModule)]
+    for shard in shards:
+        shard.set_reshard_after_forward(False, recurse=False)
+        shard.unshard()
+    yield
+    for shard in shards:
+        shard.reshard()
+        shard.set_reshard_after_forward(shard is not model, recurse=False)
+
+
+def save_model(accelerator, model, tokenizer, folder, prefix=""):
+    """Write model/ (with LoRA: the adapters) for `from_pretrained`, completely or not at all.
+
+    `prefix` is the name of the language model inside `model`, such as "lm.".
+    """
+    weights = accelerator.get_state_dict(model)  # unsharded
+    if accelerator.is_main_process:
+        lm = accelerator.unwrap_model(model)
+        lm = lm.get_submodule(prefix.removesuffix("."))
+        weights = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
+        if hasattr(lm, "original_generation_config"):
+            lm.generation_config = lm.original_generation_config
+        temporary = folder / "model.tmp"
+        lm.save_pretrained(temporary, state_dict=weights)
+        tokenizer.save_pretrained(temporary)
+        shutil.rmtree(folder / "model", ignore_errors=True)
+        os.replace(temporary, folder / "model")
+    accelerator.wait_for_everyone()
+
+
+# --- rows and splits ---
+
+PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")  # TRL and verl, GSM8K, MATH, SFT
+ANSWER_COLUMNS = ("answer", "reward_model", "ground_truth", "solution")
+SPLITS = ("train", "test", "validation")
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    ids: list[int]  # token ids that the model sees
+    prompt: str | list[dict]  # text or messages, as in the data
+    gold: str | list[str] | None  # final answer, or several accepted ones
+    columns: dict = field(default_factory=dict)  # other columns of the row
+    starts_in_thought: bool = False  # ends with <think>: the completion starts inside a thought
+
+
+def load_prompts(args, tokenizer):
+    """Return the training prompts and the evaluation prompts, two lists of `Prompt`."""
+    prompts, eval_prompts = load_data(read_prompts, args, tokenizer)
+    if args.max_steps and args.prompts_per_step > 2 * len(prompts):
+        problem = f"is more than twice the {len(prompts)} training prompts: lower it"
+        raise Exit(f"--prompts_per_step {args.prompts_per_step} {problem}")
+    print0(f"first prompt: {tokenizer.decode(prompts[0].ids[-500:])!r}")
+    return prompts, eval_prompts
+
+
+def load_data(read, args, tokenizer):
+    """Return the training examples and the evaluation examples, two lists.
+
+    `read(rows, args, tokenizer)` returns a list of examples and a summary. Without evaluation data,
+    5 % of the training prompts are held out, but at least 32 (or half of them) and at most 512.
+    """
+    train_rows, eval_rows = load_rows(args)
+    train, summary = read(train_rows, args, tokenizer)
+    if eval_rows is None:
+        train, evaluation = hold_out(train, args.seed)
+        eval_summary = f"{len(evaluation)} held out of these"
+    else:
+        evaluation, eval_summary = read(eval_rows, args, tokenizer)
+    if not train or not evaluation:
+        raise Exit(f"not enough data: training: {summary}; evaluation: {eval_summary}")
+    if args.eval_prompts and args.eval_prompts < len(evaluation):
+        evaluation = pick(evaluation, args.eval_prompts, args.seed)
+        eval_summary += f", {len(evaluation)} of them"
+    print0(f"training: {summary}; evaluation: {eval_summary}")
+    return train, evaluation
+
+
+def load_rows(args):
+    """Return the training rows, and the evaluation rows or None."""
+    splits = load_splits("--dataset", args.dataset, args.dataset_config)
+    eval_splits = splits
+    if args.eval_dataset not in (None, args.dataset):
+        eval_splits = load_splits("--eval_dataset", args.eval_dataset)
+    if args.eval_split:
+        names = [args.eval_split]
+    elif args.eval_dataset:
+        names = ["test", "validation", "train"]
+    else:
+        names = [name for name in ("test", "validation") if name != args.dataset_split]
+    eval_name = next((name for name in names if name in eval_splits), None)
+    if args.dataset_split not in splits:
+        raise Exit(f"--dataset_split {args.dataset_split}: not one of {', '.join(splits)}")
+    if eval_name is None and (args.eval_split or args.eval_dataset):
+        raise Exit(f"--eval_split {names[0]}: not one of {', '.join(eval_splits)}")
+    return splits[args.dataset_split], eval_splits.get(eval_name)
+
+
+def load_splits(option, name, config=None):
+    """Return {split: rows} of a file, a folder or a hub id."""
+    path = Path(EMBEDDED.get(name, name)).expanduser()
+    try:
+        if path.suffix in SUFFIXES:  # GSM8K comes as train.jsonl and test.jsonl
+            beside = {split: path.with_name(split + path.suffix) for split in SPLITS}
+            files = beside | {"train": path} if path.stem == "train" else {"train": path}
+        else:
+            files = {file.stem: file for file in sorted(path.glob("*")) if is_split(file)}
+        files = {split: file for split, file in files.items() if file.is_file() or split == "train"}
+        if files:
+            return {split: read_file(file) for split, file in files.items()}
+        import datasets  # takes a second
+
+        datasets.disable_progress_bars()
+        if Path(path, "dataset_dict.json").is_file() or Path(path, "state.json").is_file():
+            saved = datasets.load_from_disk(path)
+            return saved if isinstance(saved, dict) else {"train": saved}
+        return datasets.load_dataset(str(path), config)
+    except Exception as error:  # the disk, the hub or the parser failed
+        problem = one_line(error.__cause__ or error)  # often only the cause says what is wrong
+        raise Exit(f"{option} {name}: cannot be read: {problem}") from None
+
+
+def is_split(file):
+    """Return whether a file of a folder holds a split; config.json, for example, does not."""
+    return file.suffix == ".jsonl" or (file.stem in SPLITS and file.suffix in SUFFIXES)
+
+
+def read_file(path):
+    """Return the rows of a file. Numbers in a .csv file stay text, as they are written."""
+    if path.suffix == ".parquet":
+        import datasets
+
+        return datasets.Dataset.from_parquet(str(path))
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        if path.suffix == ".csv":
+            return read_csv(file)
+        text = file.read()  # `datasets` would turn the text 2024-01-01 into a timestamp
+    is_list = text.lstrip().startswith("[")
+    lines = json.loads(text) if is_list else text.split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if is_list or line.strip():
+            with error_context(f"{'row' if is_list else 'line'} {number}"):
+                rows.append(line if is_list else json.loads(line))
+                if not isinstance(rows[-1], dict):
+                    raise ValueError("expected an object {column: value}")
+    return rows
+
+
+def read_csv(file):
+    """Return the rows of a .csv file, all of whose values are text."""
+    rows = []
+    for row in csv.DictReader(file, strict=True):
+        if None in row or None in row.values():
+            raise ValueError(f"row {len(rows) + 1} has more or fewer fields than the header")
+        rows.append(row)
+    return rows
+
+
+def hold_out(examples, seed):
+    """Split examples into training and evaluation examples that share no prompt."""
+    prompts = list(dict.fromkeys(repr(example.prompt) for example in examples))
+    count = max(len(prompts) // 20, min(32, len(prompts) // 2))
+    held_out = set(pick(prompts, min(512, count), seed))
+    train = [example for example in examples if repr(example.prompt) not in held_out]
+    return train, [example for example in examples if repr(example.prompt) in held_out]
+
+
+def pick(items, count, seed):
+    """Return `count` random items, in their original order."""
+    indices = np.random.default_rng(seed).permutation(len(items))[:count]
+    return [items[i] for i in sorted(indices)]
+
+
+@contextlib.contextmanager
+def error_context(prefix):
+    """Turn a ValueError into an Exit with a prefix, such as the number of the row."""
+    try:
+        yield
+    except ValueError as error:
+        raise Exit(f"{prefix}: {error}") from None
+
+
+def summarize(total, counts):
+    """Return `total` and the non-zero counts {text: count}: "5 prompts (95 repeated ...)"."""
+    details = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
+    return f"{total} ({details})" if details else total
+
+
+# --- prompts ---
+
+
+def read_prompts(rows, args, tokenizer):
+    """Return the prompts of at most --max_prompt_tokens tokens, and a summary.
+
+    Duplicate rows are merged: DAPO-Math-17k on the hub repeats each row a hundred times.
+    """
+    examples = {}
+    number = from_prose = 0
+    for number, row in enumerate(rows, 1):
+        with error_context(f"row {number}"):
+            prompt, answer, columns = split_columns(row, args)
+            gold, is_prose = read_gold(answer)
+            if gold is None and "accuracy" in args.reward:
+                raise Exit("no answer; --reward accuracy needs one (--answer_column)")
+            # Without a gold answer a reward may depend on any column.
+            names = TEMPLATE_COLUMNS if gold is not None else [*columns]
+            key = repr([prompt, gold, [row.get(name) for name in names]])
+            if key not in examples:
+                text = dialogue_text(prompt, columns, args, tokenizer)
+                ids = encode_prompt(text, tokenizer)
+                in_thought = text.rstrip().endswith("<think>")
+                examples[key] = Prompt(ids, prompt, gold, columns, in_thought)
+                from_prose += is_prose
+    prompts = [x for x in examples.values() if len(x.ids) <= args.max_prompt_tokens]
+    counts = {
+        "repeated rows merged": number - len(examples),
+        "longer than --max_prompt_tokens dropped": len(examples) - len(prompts),
+        "gold answers read from prose": from_prose,
+    }
+    return prompts, summarize(f"{len(prompts)} prompts", counts)
+
+
+def split_columns(row, args):
+    """Return the prompt of a row, its answer or None, and its other columns {name: value}."""
+    column = args.prompt_column or next((name for name in PROMPT_COLUMNS if name in row), None)
+    if column not in row:
+        raise Exit(f"no column {column or 'prompt'} in {[*row]}: set --prompt_column")
+    answer_column = args.answer_column or next((name for name in ANSWER_COLUMNS if name in row), "")
+    if answer_column and answer_column not in row:
+        raise Exit(f"no column {answer_column} in {[*row]}: set --answer_column")
+    prompt = read_text(row[column], column)
+    answer = row.get(answer_column)
+    if column == "messages" and prompt[-1]["role"] == "assistant" and not args.answer_column:
+        *prompt, last = prompt  # fine-tuning data: the last turn is the answer
+        answer = last["content"]
+    if not has_text(prompt):
+        raise Exit("the prompt is empty")
+    return prompt, answer, {name: value for name, value in row.items() if name != column}
+
+
+class PromptSampler:
+    """Draws prompts in an order that is reshuffled every epoch and depends on `seed` alone."""
+
+    def __init__(self, prompts, seed, accelerator):
+        self.prompts = prompts
+        self.seed = seed
+        self.shard = slice(accelerator.process_index, None, accelerator.num_processes)
+        self.drawn = 0
+
+    def draw(self, count):
+        """Return this process's shard of the next `count` prompts, which may span epochs."""
+        indices = []
+        while len(indices) < count:
+            epoch, start = divmod(self.drawn + len(indices), len(self.prompts))
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.prompts))
+            indices += order[start : start + count - len(indices)].tolist()
+        self.drawn += count
+        return [self.prompts[i] for i in indices[self.shard]]
+
+    def state_dict(self):
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state):
+        self.drawn = state["drawn"]
+
+
+# --- messages, chat templates and token ids ---
+
+TEMPLATE_COLUMNS = ("system", "tools", "chat_template_kwargs")  # columns that templates read
+
+
+def read_text(value, column):
+    """Return text, or messages whose content is text.
+
+    Text parts are joined, and a missing content is empty:
+    [{"role": "user", "content": [{"text": "1"}, {"text": "+1"}]}] -> the content "1+1"
+    """
+    if isinstance(value, str) and column != "messages":
+        return value
+    if not isinstance(value, list) or not value:
+        raise Exit(f"column {column}: expected text or a list of messages")
+    messages = []
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Exit(f"column {column}: expected messages with 'role' and 'content'")
+        message = {"content": ""} | without_none(message)
+        parts = message["content"]
+        if isinstance(parts, list) and all(isinstance(x, dict) and "text" in x for x in parts):
+            message["content"] = "".join(part["text"] for part in parts)
+        if not isinstance(message["content"], str):
+            raise Exit(f"column {column}: the content of a message is not text")
+        messages.append(message)
+    return messages
+
+
+def without_none(value):
+    """Return a value without None entries, which Arrow adds for keys that other rows have."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_none(item) for item in value]
+    return value
+
+
+def has_text(prompt):
+    """Return whether a prompt contains anything but whitespace."""
+    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    return bool("".join(texts).strip())
+
+
+def dialogue_text(prompt, columns, args, tokenizer, answer=None):
+    """Render a prompt, or a prompt with its `answer` message, as the text the model reads.
+
+    Without a chat template, join the contents. `columns` holds the columns of the prompt's row.
+    """
+    messages = prompt_messages(prompt, columns, args)
+    continues = messages[-1]["role"] == "assistant"  # ends with a partial answer (prefill)
+    kwargs = template_kwargs(columns, args)
+    if not tokenizer.chat_template:
+        if "tools" in kwargs:
+            raise Exit("tools need a chat template")
+        text = "\n\n".join(message["content"] for message in messages)
+        return text + answer["content"] if answer else text
+    if not answer:
+        kwargs |= dict(add_generation_prompt=not continues, continue_final_message=continues)
+    elif continues:
+        content = messages[-1]["content"] + answer["content"]
+        messages[-1] = messages[-1] | answer | {"content": content}
+    else:
+        messages.append(answer)
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+    except Exception as error:  # a template may raise anything
+        raise Exit(f"chat template: {one_line(error)}") from None
+
+
+def template_kwargs(columns, args):
+    """Return what --chat_template_kwargs and the columns of a row pass to the chat template."""
+    try:
+        kwargs = json.loads(args.chat_template_kwargs or "{}")
+        kwargs = kwargs | (without_none(columns.get("chat_template_kwargs")) or {})
+    except (ValueError, TypeError) as error:
+        raise Exit(f"chat_template_kwargs: expected a JSON object: {one_line(error)}") from None
+    tools = without_none(columns.get("tools"))
+    return kwargs | {"tools": tools} if tools else kwargs
+
+
+def prompt_messages(prompt, columns, args):
+    """Return the messages of a prompt, with its system message and --prompt_template."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if args.prompt_template and users:
+        last = messages[users[-1]]
+        text = args.prompt_template.replace("{prompt}", last["content"])  # keeps other braces
+        messages[users[-1]] = last | {"content": text}
+    system = args.system_prompt or columns.get("system")
+    if system:  # templates accept only one
+        others = [message for message in messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": system}, *others]
+    return messages
+
+
+def encode_prompt(text, tokenizer):
+    """Return the token ids of a prompt. A chat template has already added special tokens."""
+    plain = not tokenizer.chat_template
+    ids = tokenizer(text, add_special_tokens=plain, verbose=False)["input_ids"]
+    if plain and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:  # would end the prompt
+        del ids[-1]
+    if plain and len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:  # also in text
+        del ids[0]
+    if not ids:
+        raise Exit(f"the tokenizer returns no tokens for the prompt {text!r}")
+    return ids
+
+
+def end_token(tokenizer):
+    """Return the id that ends a completion: what the chat template adds to an answer, or EOS."""
+    if not tokenizer.chat_template:
+        return tokenizer.eos_token_id
+    answer = "Elephants are grey."  # appears in no system prompt
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception as error:  # a template may raise anything
+        raise Exit(f"chat template: {one_line(error)}") from None
+    ending = text.partition(answer)[2].lstrip()  # empty if the template leaves answers out
+    ids = tokenizer(ending, add_special_tokens=False)["input_ids"]
+    added = set(tokenizer.added_tokens_decoder) - {tokenizer.unk_token_id}
+    return ids[0] if ids and ids[0] in added else tokenizer.eos_token_id
