@@ -19,7 +19,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "fast", "vectors", "README.md")
-ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/, harness/ and tests
+ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/ and tests
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
 
@@ -58,10 +58,10 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 def refusal(error):
     """Return the line with which a script of `--script` refuses to run as the suite would run it, or ""."""
-    from harness.errors import InputError
+    from common.run import Exit
 
-    lines = re.findall(r"(?:InputError|\.py: error): (.+?)(?=\\n|$)", str(error), re.MULTILINE)
-    while error and not isinstance(error, InputError):
+    lines = re.findall(r"(?:Exit|\.py: error): (.+?)(?=\\n|$)", str(error), re.MULTILINE)
+    while error and not isinstance(error, Exit):
         error = error.__cause__ or error.__context__
     return str(error or "") or (lines[0] if lines else "")
 
@@ -118,7 +118,7 @@ def pytest_runtest_setup(item):
         if item.get_closest_marker(name) and name not in item.config.option.markexpr:
             pytest.skip(f"`pytest -m {name}` runs it")
     if item.get_closest_marker("gpu"):
-        from harness.launch import use_cpu
+        from common.run import use_cpu
 
         if not ON_GPU:
             pytest.skip("`pytest -m gpu` runs it, on a GPU")
@@ -167,7 +167,7 @@ def checkpoint(ended, tmp_path):
 @pytest.fixture(scope="session")
 def few_pairs(tmp_path_factory):
     """`--dataset FOLDER` of 96 of the embedded pairs for training and 16 for evaluation."""
-    from harness.data import EMBEDDED
+    from common.load import EMBEDDED
 
     folder = tmp_path_factory.mktemp("pairs")
     for split, rows in (("train", 96), ("test", 16)):

@@ -16,11 +16,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from common.batches import left_pad
-from common.masked import completion_mask
-from harness.data import load_prompts
-from harness.loading import load_policy, load_reference, load_tokenizer
-from harness.metrics import Metrics
+from common.load import load_policy, load_prompts, load_reference, load_tokenizer
+from common.masked import Means, completion_mask
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ONLY = os.environ.get("ONLY_SCRIPTS", "").split()  # of `pytest --script`; otherwise all are asked
@@ -117,20 +114,18 @@ def embedded_pairs(module):
 @functools.cache
 def loaded(name, options):
     args = args_of(script(name), **dict(options))
-    tokenizer = load_tokenizer(args)
-    temperature = getattr(args, "temperature", 1.0)
-    return args, tokenizer, load_policy(args, tokenizer, Accelerator(cpu=True), temperature)
+    return args, *load_policy(args, Accelerator(cpu=True))
 
 
 def embedded(name="grpo", **options):
-    """(script, args, tokenizer, policy) with the embedded model; a test may change all of it."""
+    """(script, args, tokenizer, lm) with the embedded model; a test may change all of it."""
     return script(name), *copy.deepcopy(loaded(name, tuple(options.items())))
 
 
 @functools.cache
 def embedded_prompts():
     args = script(SCRIPTS[0]).Args()
-    return load_prompts(args, load_tokenizer(args))[0]
+    return load_prompts(args, load_tokenizer(args.model_name_or_path))[0]
 
 
 def advantages_of(module, rewards, args):
@@ -168,7 +163,14 @@ def needed(module):
     return [word for name in names for word in (f"--{name}", values[name])]
 
 
-def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
+def left_padded(rows, pad_token):
+    """Return lists of token ids as a tensor (R, P), padded on the left, and its mask."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad_token] * (width - len(row)) + row for row in rows])
+    return ids, torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+
+
+def hand_made_batch(tokenizer, args, groups=8, group_size=4):
     """A batch of real problems with completions of unequal lengths, right and wrong, some of them truncated."""
     prompts = embedded_prompts()[:groups]
     texts = []
@@ -186,16 +188,15 @@ def hand_made_batch(policy, tokenizer, args, groups=8, group_size=4):
     completions = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])
     lengths = torch.tensor([[len(row)] for row in rows])
     mask = torch.arange(width)[None] < lengths
-    ids, prompt_mask = left_pad([prompt.ids for prompt in prompts], policy.pad_token, policy.lm.device)
+    ids, prompt_mask = left_padded([prompt.ids for prompt in prompts], tokenizer.pad_token_id)
     rewards = torch.rand(groups, group_size, generator=torch.Generator().manual_seed(1)).round(decimals=1).view(-1)
     batch = {
         "prompts": ids.repeat_interleave(group_size, dim=0),
         "prompt_mask": prompt_mask.repeat_interleave(group_size, dim=0),
         "completions": completions,
         "completion_mask": mask,
-        "truncated": completion_mask(completions, policy.stop_tokens)[1],
+        "truncated": completion_mask(completions, [stop])[1],
         "loss_mask": mask,
-        "prompt_index": torch.arange(groups).repeat_interleave(group_size)[:, None],
     }
     return batch, rewards
 
@@ -219,18 +220,18 @@ def fill(module, batch, rewards, args):
 
 @functools.cache
 def made_problem(name, groups, options):
-    module, args, tokenizer, policy = embedded(name, **dict(options))
-    batch, rewards = hand_made_batch(policy, tokenizer, args, groups)
-    reference = load_reference(policy, args, Accelerator(cpu=True))
+    module, args, tokenizer, lm = embedded(name, **dict(options))
+    batch, rewards = hand_made_batch(tokenizer, args, groups)
+    reference = load_reference(lm, args, Accelerator(cpu=True))
     if reference is not None:
         with torch.no_grad():  # away from the policy, or the KL and its gradient would be 0
             for parameter in reference.parameters():
                 parameter.mul_(1.05)
-    return args, policy, reference, fill(module, batch, rewards, args)
+    return args, lm, reference, fill(module, batch, rewards, args)
 
 
 def problem(name, groups=8, **options):
-    """Return (module, args, policy, reference, batch) for an update on a hand-made batch; a test may change all of it."""
+    """Return (module, args, lm, reference, batch) for an update on a hand-made batch; a test may change all of it."""
     sizes = dict(group_size=4, prompts_per_step=groups, num_minibatches=1)
     return script(name), *copy.deepcopy(made_problem(name, groups, tuple((sizes | options).items())))
 
@@ -246,9 +247,9 @@ def batch_of_main(module, batch, args):
     sizes |= dict(eval_prompts=1, eval_samples=1, eval_k=1, reward="testbed:varied", overlong="none")
     rollout, caught = module.rollout, {}
 
-    def of_this_batch(policy, prompts, n, *rest):
-        columns = {name: values for name, values in batch.items() if name != "rewards"}
-        return columns if n == args.group_size else rollout(policy, prompts, n, *rest)
+    def of_this_batch(lm, tokenizer, prompts, n, *rest):
+        columns = {name: values for name, values in batch.items() if name not in ("rewards", "loss_mask")}
+        return columns if n == args.group_size else rollout(lm, tokenizer, prompts, n, *rest)
 
     def reached(*inputs, **named):
         caught.update(inspect.signature(update).bind(*inputs, **named).arguments)
@@ -277,17 +278,19 @@ def varied(completions, **columns):
     return [len(text) % 5 + i % 4 for i, text in enumerate(completions)]
 
 
-def trainable(module, args, policy):
+def trainable(module, args, lm):
     """Return the model that `main` prepares, and the optimizer's parameters; a critic gets a random head."""
     if not can_be_called(module.update, *UPDATE):
         refuse(module.update, f"the suite calls it with {', '.join(UPDATE)} alone: give the others a default")
     if not hasattr(module, "load_critic"):
-        return policy, policy.parameters()
-    critic = module.load_critic(args, policy)
+        return lm, lm.parameters()
+    model = module.ActorCritic(lm, *module.load_critic(args, lm, load_tokenizer(args.model_name_or_path)))
     with torch.no_grad():
-        critic.head.weight.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
-    groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
-    return module.ActorCritic(policy, critic), groups
+        model.head.weight.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
+    policy, critic = [], []
+    for name, weight in model.named_parameters():
+        (policy if name.startswith("lm.") else critic).append(weight)
+    return model, [{"params": policy}, {"params": critic}]
 
 
 class GradientRecorder:
@@ -306,15 +309,15 @@ class GradientRecorder:
         self.model.zero_grad()
 
 
-def gradients(module, args, policy, batch, reference=None, accelerator=None):
+def gradients(module, args, lm, batch, reference=None, accelerator=None):
     """Return the gradients of each optimizer step of one rollout, by the script's `update`, and its metrics.
 
     The model moves to the device of `accelerator` [the CPU]; everything else has to be there already.
     """
-    model, groups = trainable(module, args, policy)
+    model, groups = trainable(module, args, lm)
     accelerator = accelerator or Accelerator(cpu=True)
     model.to(accelerator.device)
-    recorder, metrics = GradientRecorder(model, groups), Metrics()
+    recorder, metrics = GradientRecorder(model, groups), Means()
     module.update(accelerator, model, reference, recorder, batch, args, metrics)
     return recorder.steps, metrics.reduce(accelerator)
 
