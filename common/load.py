@@ -183,6 +183,7 @@ def save_model(accelerator, model, tokenizer, folder, prefix=""):
         if hasattr(lm, "original_generation_config"):
             lm.generation_config = lm.original_generation_config
         temporary = folder / "model.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
         lm.save_pretrained(temporary, state_dict=weights)
         tokenizer.save_pretrained(temporary)
         shutil.rmtree(folder / "model", ignore_errors=True)
