@@ -136,7 +136,8 @@ def test_arrays_and_numpy_scalars_are_numbers(user_file):
     bodies = (f"def {name}(**_):\n    return {value}\n" for name, value in zip("abcd", returned, strict=True))
     path = user_file("import numpy, torch\n" + "".join(bodies))
     for reward in chosen(*(f"{path}:{name}" for name in "abcd")):
-        assert [*score([reward], [row(), row()], sampled("", "")).values()][0].tolist() == [1.0, 2.0]
+        terms = score([reward], [row(), row()], sampled("", ""))
+        assert terms[reward.name].tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
