@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 
-from harness.errors import InputError
+from common.run import Exit
 from testbed import FAMILY, SCRIPTS, advantages_of, embedded, fill, gradients, hand_made_batch, metric_rows, script
 
 CHANGES = dict(clip_low=0.5, clip_high=0.5, dual_clip=1.001, kl_coef=0.5, kl_estimator="k1", entropy_coef=0.5)
@@ -22,9 +22,9 @@ def advantages(name, **options):
         rewards = torch.rand(8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         return advantages_of(module, rewards, module.Args(**{"group_size": 4} | options))
     sizes = dict(group_size=4, prompts_per_step=2, num_minibatches=1, num_epochs=1)
-    _, args, tokenizer, policy = embedded(name, **options | sizes)
-    batch, rewards = hand_made_batch(policy, tokenizer, args, groups=2)
-    (found,), _ = gradients(module, args, policy, fill(module, batch, rewards, args))
+    _, args, tokenizer, lm = embedded(name, **options | sizes)
+    batch, rewards = hand_made_batch(tokenizer, args, groups=2)
+    (found,), _ = gradients(module, args, lm, fill(module, batch, rewards, args))
     return torch.cat([gradient.flatten() for gradient in found])
 
 
@@ -77,7 +77,7 @@ def test_an_option_changes_something_or_is_refused(name, tmp_path):
             continue
         try:
             rows = metrics_of_a_run(name, tmp_path / option, base | {option: value})
-        except InputError as error:
+        except Exit as error:
             assert option in str(error)
         else:
             if rows == metrics_of_a_run(name, tmp_path / f"{option}-not", base):
