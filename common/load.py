@@ -30,10 +30,22 @@ SMALL_MODEL = 3e6  # parameters; smaller models are slower with several CPU thre
 # --- models ---
 
 
+def model_path(name):
+    """Return the folder or hub id of a model."""
+    path = os.path.expanduser(EMBEDDED.get(name, name))
+    if os.path.isfile(os.path.join(path, "args.json")):
+        raise Exit(f"model {name}: that is the folder of a run; its model is {name}/model")
+    if name.startswith((".", os.sep)) and not os.path.isdir(path):
+        raise Exit(f"model {name}: there is no such folder")
+    return path
+
+
 def load_tokenizer(name):
     """Load a tokenizer; pad with EOS if it has no pad token."""
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED.get(name, name))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model_path(name))
+    except Exit:
+        raise
     except Exception as error:  # loaders raise almost any type
         raise Exit(f"model {name}: no tokenizer: {one_line(error)}") from None
     if tokenizer.eos_token_id is None:
@@ -50,7 +62,7 @@ def load_lm(name, args, model_class, **settings):
     """
     transformers.logging.set_verbosity_error()  # missing weights are an error below
     try:
-        config = transformers.AutoConfig.from_pretrained(EMBEDDED.get(name, name))
+        config = transformers.AutoConfig.from_pretrained(model_path(name))
         config.update(settings)
         text = config.get_text_config()
         for key, value in text.to_dict().items():
@@ -60,7 +72,7 @@ def load_lm(name, args, model_class, **settings):
         if getattr(text, "attn_logit_softcapping", None):
             attention = "eager"  # other implementations may ignore it
         lm, info = model_class.from_pretrained(
-            EMBEDDED.get(name, name),
+            model_path(name),
             config=config,
             dtype=getattr(torch, args.dtype),
             attn_implementation=attention,

@@ -1,24 +1,23 @@
-"""harness/data.py: every format, merging, evaluation data, tokens, bad input, and the order of the prompts."""
+"""common/load.py: formats of data, merging, evaluation data, tokens, bad input, and the order of prompts."""
 
 import csv
-import gzip
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from harness.chat import end_token
-from harness.data import PromptSampler
-from harness.errors import InputError
+from common.load import PromptSampler, end_token
+from common.run import Exit
 from rows import TEMPLATE, USER, gemma_tokenizer, load, load_rows, make_tokenizer, say, text_of, write
 
 CHAT = make_tokenizer(TEMPLATE)
 
 
 def error_of(*arguments, **options):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(Exit) as caught:
         load(*arguments, **options)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None  # the scripts print a traceback for a cause
@@ -40,19 +39,17 @@ FORMATS = {
     "number as answer": ({"problem": "2+2?", "answer": 4}, "2+2?", "4"),
     "verl": ({"prompt": USER, "reward_model": {"ground_truth": "4", "style": "rule"}}, USER, "4"),
     "verl, as text": ({"prompt": USER, "reward_model": '{"ground_truth": "4"}'}, USER, "4"),
-    "messages as text": ({"prompt": json.dumps(USER), "answer": "4"}, USER, "4"),
     "prompt only": ({"prompt": "2+2?"}, "2+2?", None),
     "prompt only, messages": ({"prompt": USER}, USER, None),
     "preference": ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", None),
     "sft": ({"messages": SFT}, USER, "4"),
-    "sft as text": ({"messages": json.dumps(SFT)}, USER, "4"),
     "messages": ({"messages": USER, "answer": "4"}, USER, "4"),
     "parts": ({"prompt": [{"role": "user", "content": PARTS}], "answer": "4"}, USER, "4"),
 }
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_are_understood_by_their_columns(tmp_path, no_datasets, name):
+def test_formats_by_columns(tmp_path, no_datasets, name):
     row, prompt, gold = FORMATS[name]
     loaded = load_rows(tmp_path, [row], reward=["format" if gold is None else "accuracy"])[0]
     assert (loaded.prompt, loaded.gold) == (prompt, gold)
@@ -74,20 +71,20 @@ def write_as(path, rows, datasets):
         else:
             text.write("\n".join(map(json.dumps, rows)) if ".jsonl" in path.suffixes else json.dumps(rows, indent=1))
         data = text.getvalue().encode("utf-8-sig" if path.suffix == ".json" else "utf-8")
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+        path.write_bytes(data)
     return path
 
 
-@pytest.mark.parametrize("suffix", ["", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet"])
-def test_each_format_has_the_rows_of_jsonl(suffix, tmp_path, datasets):
+@pytest.mark.parametrize("suffix", ["", ".json", ".csv", ".parquet"])
+def test_file_formats_agree(suffix, tmp_path, datasets):
     """A file of .json has a byte order mark here, and a cell of .csv a line break."""
-    rows = [{"question": f"{i}+2?", "answer": f"It is\n#### {i + 2}", "level": i} for i in range(30)]
+    rows = [{"question": f"{i}+2?", "answer": f"It is\n#### {i + 2}", "day": f"2024-01-{i + 1:02}"} for i in range(30)]
     expected = load(write(tmp_path / "rows.jsonl", rows), reward=["accuracy"])
     assert load(write_as(tmp_path / f"rows{suffix}", rows, datasets), reward=["accuracy"]) == expected
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz"])
-def test_a_train_file_is_evaluated_on_the_test_file_beside_it(suffix, tmp_path):
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_splits_beside_a_train_file(suffix, tmp_path):
     """GSM8K lies on the disk as train.jsonl and test.jsonl; other files beside it are not read."""
     paths = {split: tmp_path / f"{split}{suffix}" for split in ("train", "test", "validation")}
     for split, path in paths.items():
@@ -120,7 +117,7 @@ def test_hub_dataset_with_config(datasets, monkeypatch):
         assert load("some/math", dataset_config="main", eval_dataset=name)[1] == evaluation
 
 
-def test_messages_lose_what_arrow_adds(tmp_path, datasets):
+def test_arrow_keys_leave_messages(tmp_path, datasets):
     """Arrow gives every message the keys of all: `tool_calls: None` takes another branch in many templates."""
     rows = [{"prompt": USER}, {"prompt": [{"role": "user", "content": "hi", "name": "bob"}]}]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
@@ -131,7 +128,7 @@ def test_messages_lose_what_arrow_adds(tmp_path, datasets):
 # --- merging and dropping ---
 
 
-def test_rows_with_the_same_prompt_and_answer_merge(tmp_path, capsys):
+def test_equal_rows_merge(tmp_path, capsys):
     """The hub's DAPO-Math-17k repeats each row a hundred times; other text around the same gold is the same problem."""
     rows = [
         {"prompt": USER, "answer": "so #### 4", "id": 0},
@@ -143,7 +140,7 @@ def test_rows_with_the_same_prompt_and_answer_merge(tmp_path, capsys):
     assert "1 repeated rows merged" in capsys.readouterr().out
 
 
-def test_long_prompts_are_dropped_and_counted(tmp_path, capsys):
+def test_long_prompts_are_dropped(tmp_path, capsys):
     path = write(tmp_path / "train.jsonl", [{"prompt": "x" * n} for n in (3, 7, 4, 8, 5)])
     write(tmp_path / "test.jsonl", [{"prompt": "y" * n} for n in (4, 9)])
     train, evaluation = load(path, max_prompt_tokens=4)
@@ -170,7 +167,7 @@ def test_prompts_are_held_out_by_seed(rows, count, tmp_path, capsys):
         assert load(path, seed=2)[1] != evaluation
 
 
-def test_a_prompt_stands_on_one_side_of_the_hold_out(tmp_path):
+def test_held_out_prompts_are_disjoint(tmp_path):
     """With two golds, and with rows that are there three times and merge before some are held out."""
     rows = [row | {"answer": gold} for row in numbered(40) for gold in ("1", "2")] * 3
     train, evaluation = load(write(tmp_path / "rows.jsonl", rows))
@@ -225,7 +222,7 @@ def test_one_bos_and_no_eos(tmp_path, template, prompt, eos):
     assert type(ids) is list and type(ids[0]) is int
 
 
-def test_sft_data_is_cut_before_the_gold_answer(tmp_path):
+def test_sft_data_ends_before_the_answer(tmp_path):
     """The model was given the whole answer and went on behind it."""
     turns = [*USER, say("4"), *USER]
     row = {"messages": [*turns, say("#### 4")], "level": 1}
@@ -246,7 +243,7 @@ def test_kwargs_and_tools_reach_the_template(tmp_path):
     rows = [
         {"prompt": "a"},
         {"prompt": "a", "tools": [{"name": "f", "x": None}]},
-        {"prompt": "a", "tools": '[{"name": "g"}]'},
+        {"prompt": "a", "tools": [{"name": "g"}]},
         {"prompt": "a", "chat_template_kwargs": {"enable_thinking": True, "style": None}},
     ]
     options = {"chat_template_kwargs": '{"enable_thinking": false, "style": "S"}'}
@@ -274,16 +271,16 @@ def test_options_on_a_conversation(tmp_path):
 @pytest.mark.parametrize(
     "end, thinks", [("<think>", True), ("<think>\n", True), ("<think></think>", False), ("", False)]
 )
-def test_a_prompt_that_ends_in_a_thought_is_known(end, thinks, tmp_path):
+def test_prompt_may_end_in_a_thought(end, thinks, tmp_path):
     tokenizer = make_tokenizer("{{ messages[0].content }}")
     tokenizer.add_tokens(["<think>", "</think>"])
     (prompt,) = load_rows(tmp_path, [{"prompt": f"a{end}"}], tokenizer)
     assert prompt.starts_in_thought == thinks
 
 
-def test_a_template_that_refuses_an_answer_is_one_line():
+def test_template_that_refuses_answers():
     tokenizer = gemma_tokenizer("{{ raise_exception('user turns only') if messages[1:] }}{{ messages[0].content }}")
-    with pytest.raises(InputError, match="chat template: user turns only"):
+    with pytest.raises(Exit, match="chat template: user turns only"):
         end_token(tokenizer)
 
 
@@ -299,7 +296,6 @@ FIRST = b'{"prompt": "a", "answer": "1"}'
         ([FIRST, b'{"prompt": "\xff", "answer": "1"}'], "", "cannot be read"),
         ([FIRST, b"[" * 100_000], "", "cannot be read"),
         ([FIRST, b'["b"]'], "line 2", "expected an object"),
-        ([b'[{"prompt": "a"}, {"prompt": "a\\ud83d", "answer": "1"}]'], "row 2", "surrogate"),
         ([b'{"messages": "a", "answer": "1"}'], "row 1", "column messages: expected text or a list of messages"),
         ([b'{"prompt": [], "answer": "1"}'], "row 1", "column prompt: expected text or a list of messages"),
         ([b'{"prompt": [{"from": "human", "value": "a"}]}'], "row 1", "expected messages with 'role' and 'content'"),
@@ -316,12 +312,12 @@ def test_a_bad_row_is_named(tmp_path, no_datasets, lines, number, says):
     assert number in message and says in message
 
 
-def test_a_missing_answer_matters_only_where_a_reward_needs_it(tmp_path):
+def test_answers_are_optional(tmp_path):
     rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": None}]
     assert [p.gold for p in load_rows(tmp_path, rows)] == ["1", None]
 
 
-def test_missing_columns_are_named_with_those_there(tmp_path, no_datasets):
+def test_missing_columns_are_named(tmp_path, no_datasets):
     path = write(tmp_path / "rows.jsonl", [{"text": "a", "label": 1}])
     assert "no column prompt in ['text', 'label']: set --prompt_column" in error_of(path)
     assert "no column txt in ['text', 'label']: set --prompt_column" in error_of(path, prompt_column="txt")
@@ -333,9 +329,8 @@ def test_bad_files_and_options(tmp_path, no_datasets):
     good = write(tmp_path / "rows.jsonl", numbered(4))
     for name in ("absent.jsonl", "train.jsonl"):
         assert "No such file" in error_of(tmp_path / name)
-    for name in ("a.tsv", "a.jsonl.zst", "a"):
-        (tmp_path / name).write_text("prompt\n2+2?\n", encoding="utf-8")
-        assert "expected .jsonl, .json or .csv (also with .gz), or .parquet" in error_of(tmp_path / name)
+    (tmp_path / "a.tsv").write_text("prompt\n2+2?\n", encoding="utf-8")
+    assert "cannot be read" in error_of(tmp_path / "a.tsv")
     assert "--eval_dataset absent.jsonl" in error_of(good, eval_dataset="absent.jsonl")
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     assert "not enough data: training: 0 prompts" in error_of(tmp_path / "empty.jsonl")
@@ -345,20 +340,39 @@ def test_bad_files_and_options(tmp_path, no_datasets):
     assert "evaluation: 0 held out" in error_of(write(tmp_path / "one.jsonl", numbered(1)))
 
 
-def test_a_step_that_repeats_prompts_says_so(tmp_path, capsys):
+def test_step_larger_than_the_data(tmp_path):
     """Two copies of a prompt in one step are two groups; three and more are a mistake."""
     path = write(tmp_path / "rows.jsonl", numbered(4))
-    other = write(tmp_path / "other.jsonl", numbered(1))
-    for count, told in ((4, False), (5, True), (8, True)):
-        load(path, eval_dataset=str(other), prompts_per_step=count, max_steps=1)
-        line = f"--prompts_per_step {count} is more than the 4 training prompts: each step repeats some of them\n"
-        assert (line in capsys.readouterr().out) == told
-    options = dict(eval_dataset=str(other), prompts_per_step=9)
-    assert "is more than twice the 4 training prompts: lower it" in error_of(path, max_steps=1, **options)
-    load(path, max_steps=0, **options)  # only evaluates
+    options = dict(eval_dataset=str(path))
+    load(path, max_steps=1, prompts_per_step=8, **options)
+    assert "is more than twice the 4 training prompts: lower it" in error_of(
+        path, max_steps=1, prompts_per_step=9, **options
+    )
+    load(path, max_steps=0, prompts_per_step=9, **options)  # only evaluates
 
 
-def test_an_unknown_hub_dataset_is_one_line(datasets, monkeypatch):
+CSV = "question,answer,source\n"
+
+
+@pytest.mark.parametrize(
+    "row, says",
+    [("2+4?,=6,web,", "row 1 has more or fewer fields"), ("2+4?,=6", "row 1 has more or fewer fields"), ('"2+4?', "")],
+)
+def test_csv_rows_that_do_not_fit(row, says, tmp_path):
+    (tmp_path / "rows.csv").write_text(CSV + row + "\n", encoding="utf-8")
+    message = error_of(tmp_path / "rows.csv")
+    assert "cannot be read" in message and says in message
+
+
+def test_csv_cells_are_text(tmp_path):
+    """A decimal in the column rounded large integers, and 007 was 7."""
+    cells = ["9007199254740993", "0.5", "007", "", "NA", "1.10"]
+    (tmp_path / "rows.csv").write_text("prompt,level\n" + "".join(f"p{x},{x}\n" for x in cells), encoding="utf-8")
+    prompts = load(tmp_path / "rows.csv", eval_dataset=str(tmp_path / "rows.csv"))[0]
+    assert [prompt.columns["level"] for prompt in prompts] == cells
+
+
+def test_unknown_hub_dataset(datasets, monkeypatch):
     def fail(name, config=None):
         raise ValueError("Config name is missing.\nPick one of:\n['main', 'socratic']")
 
@@ -366,7 +380,7 @@ def test_an_unknown_hub_dataset_is_one_line(datasets, monkeypatch):
     assert "some/math: cannot be read: Config name is missing. Pick one of" in error_of("some/math")
 
 
-def test_what_a_template_cannot_render_names_the_row(tmp_path):
+def test_template_errors_name_the_row(tmp_path):
     path = write(tmp_path / "rows.jsonl", [{"prompt": "a"}])
     tokenizer = make_tokenizer("{{ raise_exception('no system role') }}")
     assert error_of(path, tokenizer).startswith("row 1: chat template: no system role")
@@ -375,37 +389,41 @@ def test_what_a_template_cannot_render_names_the_row(tmp_path):
 # --- sampler ---
 
 
-def test_each_epoch_is_another_permutation():
+def sampler(count, seed, rank=0, processes=1):
+    return PromptSampler(range(count), seed, SimpleNamespace(process_index=rank, num_processes=processes))
+
+
+def test_epochs_are_permutations():
     """Every prompt once an epoch, also where a draw reaches over its end or over several."""
-    sampler = PromptSampler(range(10), seed=3)
-    drawn = sampler.draw(4) + sampler.draw(4) + sampler.draw(25) + sampler.draw(7)
+    drawer = sampler(10, 3)
+    drawn = drawer.draw(4) + drawer.draw(4) + drawer.draw(25) + drawer.draw(7)
     epochs = [drawn[i : i + 10] for i in range(0, 40, 10)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
-    assert PromptSampler(range(10), seed=4).draw(40) != drawn
+    assert sampler(10, 4).draw(40) != drawn
 
 
-def test_the_processes_share_a_draw():
-    whole = PromptSampler(range(10), seed=3).draw(8)
-    shares = [PromptSampler(range(10), 3, rank, 2).draw(8) for rank in range(2)]
+def test_processes_share_a_draw():
+    whole = sampler(10, 3).draw(8)
+    shares = [sampler(10, 3, rank, 2).draw(8) for rank in range(2)]
     assert [item for pair in zip(*shares, strict=True) for item in pair] == whole
 
 
-def test_the_order_does_not_depend_on_the_sizes_drawn_nor_on_global_randomness():
+def test_order_depends_on_the_seed_alone():
     """Data order is f(seed) alone, whatever the rounds of sampling and the random numbers used elsewhere."""
-    whole = PromptSampler(range(7), seed=0).draw(60)
+    whole = sampler(7, 0).draw(60)
     torch.manual_seed(5)
     np.random.seed(5)
-    sampler = PromptSampler(range(7), seed=0)
-    assert [i for k in (1, 2, 3, 0, 14, 8, 32) for i in sampler.draw(k)] == whole
+    drawer = sampler(7, 0)
+    assert [i for k in (1, 2, 3, 0, 14, 8, 32) for i in drawer.draw(k)] == whole
 
 
 @pytest.mark.parametrize("before", [0, 3, 7, 20])
-def test_resume_continues_where_it_stopped(before):
+def test_sampler_resumes(before):
     """Trainers that resume at the first prompt, or in the wrong permutation."""
-    whole = PromptSampler(range(7), seed=1).draw(40)
-    first = PromptSampler(range(7), seed=1)
+    whole = sampler(7, 1).draw(40)
+    first = sampler(7, 1)
     first.draw(before)
-    second = PromptSampler(range(7), seed=1)
+    second = sampler(7, 1)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.draw(40 - before) == whole[before:]

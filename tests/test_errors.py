@@ -4,6 +4,7 @@ The first signal ends a run after its step, with a checkpoint; the second one en
 """
 
 import contextlib
+import io
 import os
 import re
 import signal
@@ -241,3 +242,11 @@ def test_nohup_ignores_a_closing_terminal():
     received = listen(Accelerator(cpu=True))
     os.kill(os.getpid(), signal.SIGHUP)
     assert received == []
+
+
+def test_sample_that_the_terminal_cannot_show(monkeypatch):
+    buffer = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(buffer, encoding="cp1252"))
+    with clean_exit():
+        print("caf\u00e9 \U0001f600", flush=True)
+    assert buffer.getvalue().decode("cp1252").strip() == "caf\u00e9 \\U0001f600"

@@ -1,4 +1,4 @@
-"""harness/loading.py: what is loaded is what the checkpoint holds, where a completion ends, and what is saved."""
+"""Models of common/load.py: what is loaded is what the checkpoint holds, where a completion ends, and what is saved."""
 
 import json
 
@@ -16,15 +16,14 @@ from transformers import (
 )
 
 import grpo
-from harness.chat import end_token
-from harness.errors import InputError
-from harness.loading import find_stop_tokens, load_tokenizer, save_model
-from rows import GEMMA, GEMMA_STOP, gemma_tokenizer
+from common.load import end_token, load_tokenizer, save_model
+from common.run import Exit
+from rows import GEMMA, gemma_tokenizer
 from small_models import (
     copy_of_embedded,
     policy_of,
     random_batch,
-    random_policy,
+    random_lm,
     refused,
     reward_model_of,
     small_model,
@@ -56,20 +55,20 @@ def keep(weights):
         (reward_model_of, drop, {}, ": model.layers.1.mlp.up_proj.weight"),  # with a new head
     ],
 )
-def test_a_checkpoint_that_lacks_weights_is_refused(load, edit, config, says, tmp_path):
+def test_missing_weights_are_refused(load, edit, config, says, tmp_path):
     assert says in refused(load, copy_of_embedded(tmp_path / "model", edit, **config))
 
 
 @pytest.mark.parametrize("text, ids", [('{"eos_token_id": [3, 0]}', [0, 1, 3]), ("{}", [1]), (None, [1])])
-def test_a_generation_config_gives_its_eos_ids_or_none(text, ids, tmp_path):
+def test_eos_of_the_generation_config(text, ids, tmp_path):
     folder = copy_of_embedded(tmp_path / "model")
     (folder / "generation_config.json").unlink()
     if text:
         (folder / "generation_config.json").write_text(text, encoding="utf-8")
-    assert policy_of(folder).stop_tokens == ids
+    assert policy_of(folder).generation_config.eos_token_id == ids
 
 
-def test_a_tokenizer_without_eos_is_refused(tmp_path):
+def test_tokenizer_without_eos(tmp_path):
     folder = copy_of_embedded(tmp_path / "model")
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -77,17 +76,16 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
     assert "no EOS" in refused(policy_of, folder)
 
 
-def test_a_soft_cap_of_attention_is_never_left_to_sdpa(tmp_path, monkeypatch):
+def test_soft_cap_needs_eager_attention(tmp_path, monkeypatch):
     """Under transformers 5.17 Gemma 2 says that it has sdpa, which leaves the cap out: other log-probs, and no word."""
     folder = small_model(tmp_path, AutoModelForCausalLM, "gemma2", head_dim=8, num_key_value_heads=1)
     monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
-    assert policy_of(folder).lm.config._attn_implementation == "eager"
+    assert policy_of(folder).config._attn_implementation == "eager"
 
 
-def test_another_attention_is_taken_as_it_is_named():
-    _, _, _, policy = embedded(attn_implementation="eager")
-    assert policy.lm.config._attn_implementation == "eager"
-    with pytest.raises(InputError, match="nope"):
+def test_attention_by_name():
+    assert policy_of(attn_implementation="eager").config._attn_implementation == "eager"
+    with pytest.raises(Exit, match="nope"):
         policy_of(attn_implementation="nope")
 
 
@@ -100,27 +98,26 @@ def test_damaged_files_are_one_line(tmp_path):
     assert "no tokenizer" in refused(policy_of, folder)
 
 
-def test_a_folder_of_a_run_and_one_that_is_not_there_are_named(tmp_path):
+def test_folders_that_hold_no_model(tmp_path):
     """The first wanted "sentencepiece or tiktoken", the second an alphanumeric repo id."""
     (tmp_path / "args.json").write_text("{}", encoding="utf-8")
     assert f"the folder of a run; its model is {tmp_path}/model" in refused(policy_of, tmp_path)
-    for folder in (tmp_path / "absent", "runs/a/model"):
-        assert "there is no such folder" in refused(policy_of, folder)
+    assert "there is no such folder" in refused(policy_of, tmp_path / "absent")
 
 
-def test_an_architecture_without_a_language_model_is_one_sentence(tmp_path):
+def test_architecture_without_language_model(tmp_path):
     """All 200 names of those that have one were printed."""
     line = refused(policy_of, small_model(tmp_path, AutoModel, "vit", image_size=16, patch_size=8))
     assert "ViTConfig" in line and len(line) < 300
 
 
-def test_a_home_folder_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):
+def test_model_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     copy_of_embedded(tmp_path / "model")
-    assert load_tokenizer(grpo.Args(model_name_or_path="~/model")).eos_token_id is not None
+    assert load_tokenizer("~/model").eos_token_id is not None
 
 
-def test_no_code_of_a_checkpoint_is_run(tmp_path):
+def test_no_remote_code(tmp_path):
     """A folder may name classes of its own (`auto_map`), which transformers runs under `trust_remote_code`."""
     folder = copy_of_embedded(tmp_path / "model", auto_map={"AutoModelForCausalLM": "own.Own", "AutoConfig": "own.C"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -138,7 +135,7 @@ def test_a_classifier_is_no_policy(tmp_path):
     assert ": lm_head.weight" in refused(policy_of, folder)
 
 
-def test_a_classifier_made_of_a_language_model_has_a_new_head_alone(tmp_path):
+def test_classifier_of_a_language_model(tmp_path):
     folder = small_model(tmp_path / "lm", AutoModelForCausalLM, "llama")  # lm_head is left unused
     lm, own = reward_model_of(folder).lm, AutoModelForCausalLM.from_pretrained(folder)
     assert not lm.score.weight.any()
@@ -149,62 +146,50 @@ def test_a_classifier_made_of_a_language_model_has_a_new_head_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "template, end, stop",
+    "template, end",
     [
-        (None, "<eos>", ["<eos>"]),
-        (GEMMA, "<end_of_turn>", GEMMA_STOP),
-        ("{% for m in messages %}{{ m.content }} <end_of_turn>{% endfor %}", "<end_of_turn>", GEMMA_STOP),
+        (None, "<eos>"),
+        (GEMMA, "<end_of_turn>"),
+        ("{% for m in messages %}{{ m.content }} <end_of_turn>{% endfor %}", "<end_of_turn>"),
         # the answer is left out: nothing follows it, whatever the template begins with
-        ("<bos>{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "<eos>", ["<eos>"]),
-        ("\u00e9{{ messages[0].content }}<pad>", "<eos>", ["<eos>"]),
+        ("<bos>{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "<eos>"),
+        ("\u00e9{{ messages[0].content }}<pad>", "<eos>"),
         # the answer is followed by a character that the tokenizer does not know, or by ordinary text
-        ("{% for m in messages %}{{ m.content }}\u00e9{% endfor %}", "<eos>", ["<eos>"]),
-        ("{% for m in messages %}{{ m.content }}\n###<end_of_turn>{% endfor %}", "<eos>", ["<eos>"]),
+        ("{% for m in messages %}{{ m.content }}\u00e9{% endfor %}", "<eos>"),
+        ("{% for m in messages %}{{ m.content }}\n###<end_of_turn>{% endfor %}", "<eos>"),
     ],
 )  # fmt: skip
-def test_the_token_that_ends_a_completion(template, end, stop):
+def test_end_token(template, end):
     tokenizer = gemma_tokenizer(template)
     assert tokenizer.convert_ids_to_tokens(end_token(tokenizer)) == end
-    assert tokenizer.convert_ids_to_tokens(find_stop_tokens(tokenizer, GenerationConfig())) == stop
 
 
 # --- loaded for training, and saved ---
 
 
 @pytest.mark.parametrize("name, dropout", [("gpt2", "resid_pdrop"), ("qwen2", "attention_dropout")])
-def test_a_checkpoint_is_trained_in_float32_without_dropout(name, dropout, tmp_path):
-    _, _, tokenizer, _ = embedded()
-    policy = random_policy(name)
-    setattr(policy.lm.config, dropout, 0.5)
-    policy.lm.to(torch.bfloat16).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+def test_training_is_float32_without_dropout(name, dropout, tmp_path):
+    lm = random_lm(name)
+    setattr(lm.config, dropout, 0.5)
+    lm.to(torch.bfloat16).save_pretrained(tmp_path)
+    embedded()[2].save_pretrained(tmp_path)
     loaded, batch = policy_of(tmp_path), random_batch()
-    assert loaded.training and loaded.lm.dtype == torch.float32  # whatever the file says
-    assert torch.equal(loaded(batch)[0], loaded(batch)[0])
-
-
-def test_prompts_are_shared_unless_the_model_is_sharded_or_recomputes(monkeypatch):
-    # It is decided before the policy is made: the critic of ppo.py takes what the policy has.
-    policies = [policy_of(), policy_of(gradient_checkpointing=True), policy_of(fast=False)]
-    monkeypatch.setattr("harness.loading.is_sharded", lambda accelerator: True)
-    policies.append(policy_of())
-    assert [policy.shares_prompts for policy in policies] == [True, False, False, False]
-    assert all(policy.head_is_last for policy in policies)
-    recomputes = [any(getattr(x, "gradient_checkpointing", False) for x in policy.modules()) for policy in policies]
-    assert recomputes == [False, True, False, False]
+    assert loaded.training and loaded.dtype == torch.float32  # whatever the file says
+    first, again = (grpo.completion_logprobs(loaded, batch, grpo.Args())[0] for _ in range(2))
+    assert torch.equal(first, again)
 
 
 def test_model_is_saved_with_its_own_generation_config(tmp_path):
-    _, _args, tokenizer, policy = embedded()
-    policy.lm.generation_config = GenerationConfig(do_sample=True, top_k=7, eos_token_id=1)
-    policy.lm.save_pretrained(tmp_path / "a")
+    _, _, tokenizer, lm = embedded()
+    lm.generation_config = GenerationConfig(do_sample=True, top_k=7, eos_token_id=1)
+    lm.save_pretrained(tmp_path / "a")
     tokenizer.save_pretrained(tmp_path / "a")
-    policy = policy_of(tmp_path / "a")
-    assert policy.lm.generation_config.top_k != 7  # sampling has options of its own
+    lm = policy_of(tmp_path / "a")
+    assert lm.generation_config.top_k != 7  # sampling has options of its own
     accelerator = Accelerator(cpu=True)
-    save_model(accelerator, accelerator.prepare(policy), policy, tokenizer, tmp_path / "b")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "b")
-    assert again.generation_config.top_k == 7 and policy.lm.generation_config.top_k != 7
-    assert "lm_head.weight" not in load_file(tmp_path / "b" / "model.safetensors")  # it is tied
-    assert all(torch.equal(x, again.get_parameter(name)) for name, x in policy.lm.named_parameters())
-    assert AutoTokenizer.from_pretrained(tmp_path / "b")("1+1").input_ids == tokenizer("1+1").input_ids
+    save_model(accelerator, accelerator.prepare(lm), tokenizer, tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert again.generation_config.top_k == 7
+    assert "lm_head.weight" not in load_file(tmp_path / "model" / "model.safetensors")  # it is tied
+    assert all(torch.equal(x, again.get_parameter(name)) for name, x in lm.named_parameters())
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("1+1").input_ids == tokenizer("1+1").input_ids

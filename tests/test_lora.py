@@ -2,22 +2,18 @@
 
 import json
 import re
-import types
 
 import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM
 
 import grpo
-import ppo
-from harness.data import EMBEDDED
-from harness.errors import InputError
-from harness.loading import load_policy, load_reference, load_tokenizer, save_model
-from harness.reward_models import load_reward_model
+from common.load import EMBEDDED, load_policy, load_reference, save_model
+from common.run import Exit
 from processes import run_processes
-from small_models import copy_of_embedded, logits, policy_of, random_batch, small_model
+from small_models import logits, policy_of, random_batch
 from small_run import train
 from testbed import fill, gradients, hand_made_batch, largest_difference, metric_rows, script
 
@@ -28,13 +24,12 @@ RANK = ["--lora_rank", "4", "--learning_rate", "1e-2", "--group_size", "8"]
 
 
 def load(name="grpo", seed=0, **options):
-    """(args, tokenizer, policy) with adapters of rank 4, which are no longer zero."""
+    """(args, tokenizer, lm) with adapters of rank 4, which are no longer zero."""
     args = script(name).Args(**{"lora_rank": 4, "group_size": 4, "prompts_per_step": 8, **options})
-    tokenizer = load_tokenizer(args)
     torch.manual_seed(seed)
-    policy = load_policy(args, tokenizer, Accelerator(cpu=True))
-    move(policy, seed)
-    return args, tokenizer, policy
+    tokenizer, lm = load_policy(args, Accelerator(cpu=True))
+    move(lm, seed)
+    return args, tokenizer, lm
 
 
 def move(module, seed=0):
@@ -50,9 +45,9 @@ def trained(module):
     return {name for name, weight in module.named_parameters() if weight.requires_grad}
 
 
-def logprobs(policy, **batch):
+def logprobs(model):
     with torch.no_grad():
-        return policy.eval()(random_batch(vocabulary=16) | batch, with_entropy=False)[0]
+        return grpo.completion_logprobs(model, random_batch(vocabulary=16), grpo.Args())[0]
 
 
 @pytest.fixture(scope="module")
@@ -63,35 +58,31 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_the_reference_is_the_policy_at_its_start_and_leaves_no_trace():
-    start, policy = policy_of(), policy_of(lora_rank=4)
-    reference = load_reference(policy, grpo.Args(lora_rank=4), Accelerator(cpu=True))
-    move(policy)
-    before, weights = trained(policy), {name: x.clone() for name, x in policy.named_parameters()}
-    policy.train()
-    found, entropy = reference(random_batch(vocabulary=16), with_entropy=False)
-    assert policy.training and all(module.training for module in policy.modules())
-    assert trained(policy) == before and entropy is None and not found.requires_grad
-    assert torch.equal(found, logprobs(start)) and not torch.allclose(found, logprobs(policy), atol=0.1)
-    assert all(torch.equal(x, weights[name]) for name, x in policy.named_parameters())
-    shared = random_batch(vocabulary=16) | {"prompt_index": torch.arange(6)[:, None]}
-    torch.testing.assert_close(reference(shared, with_entropy=False)[0], found, atol=1e-5, rtol=0)
+def test_reference_is_the_start():
+    start, lm = policy_of(), policy_of(lora_rank=4)
+    reference = load_reference(lm, grpo.Args(lora_rank=4), Accelerator(cpu=True))
+    move(lm)
+    before, weights = trained(lm), {name: x.clone() for name, x in lm.named_parameters()}
+    found = logprobs(reference)
+    assert trained(lm) == before and not found.requires_grad and lm.training
+    assert torch.equal(found, logprobs(start)) and not torch.allclose(found, logprobs(lm), atol=0.1)
+    assert all(torch.equal(x, weights[name]) for name, x in lm.named_parameters())
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_gradients_do_not_depend_on_the_split_nor_on_the_reference(name):
+def test_gradients_do_not_depend_on_the_split(name):
     found = []
     for size, kl_coef in ((32, 0.0), (4, 0.0), (4, 1e-30)):
-        args, tokenizer, policy = load(name, micro_batch_size=size, kl_coef=kl_coef, num_minibatches=1)
-        batch, rewards = hand_made_batch(policy, tokenizer, args)
+        args, tokenizer, lm = load(name, micro_batch_size=size, kl_coef=kl_coef, num_minibatches=1)
+        batch, rewards = hand_made_batch(tokenizer, args)
         batch = fill(script(name), batch, rewards, args)
-        reference = load_reference(policy, args, Accelerator(cpu=True))
-        found.append(gradients(script(name), args, policy, batch, reference)[0][0])
+        reference = load_reference(lm, args, Accelerator(cpu=True))
+        found.append(gradients(script(name), args, lm, batch, reference)[0][0])
     scale = max(float(gradient.abs().max()) for gradient in found[0])
     assert all(largest_difference(found[1], other) < 1e-5 * scale for other in (found[0], found[2]))
 
 
-def test_two_processes_train_the_adapters_of_one(tmp_path):
+def test_two_processes_train_the_same_adapters(tmp_path):
     import worker
 
     arguments = "grpo", tmp_path, "1", "embedded", "4"
@@ -101,28 +92,30 @@ def test_two_processes_train_the_adapters_of_one(tmp_path):
     assert all(torch.equal(two["weights"][key], x) for key, x in one["start"].items() if ".lora_" not in key)
 
 
+def loss_of(lm):
+    return grpo.completion_logprobs(lm, random_batch(vocabulary=16), grpo.Args())[0].sum()
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_reach_all_adapters_and_nothing_else(checkpointing):
-    _, _, policy = load(gradient_checkpointing=checkpointing)
-    policy.train()(random_batch(vocabulary=16))[0].sum().backward()
-    assert {name for name, weight in policy.named_parameters() if weight.grad is not None} == trained(policy)
-    assert all(weight.grad.abs().max() > 0 for weight in policy.parameters() if weight.requires_grad)
+def test_gradients_reach_all_adapters(checkpointing):
+    _, _, lm = load(gradient_checkpointing=checkpointing)
+    loss_of(lm.train()).backward()
+    assert {name for name, weight in lm.named_parameters() if weight.grad is not None} == trained(lm)
+    assert all(weight.grad.abs().max() > 0 for weight in lm.parameters() if weight.requires_grad)
 
 
-def test_a_base_in_bfloat16_has_adapters_in_float32():
-    _, _, policy = load(dtype="bfloat16")
-    dtypes = {weight.requires_grad: weight.dtype for weight in policy.parameters()}
+def test_bfloat16_base_has_float32_adapters():
+    _, _, lm = load(dtype="bfloat16")
+    dtypes = {weight.requires_grad: weight.dtype for weight in lm.parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
-    critic = ppo.load_critic(ppo.Args(lora_rank=4, dtype="bfloat16"), policy)
-    assert {weight.dtype for name, weight in critic.named_parameters() if "lora_" in name} == {torch.float32}
-    optimizer = torch.optim.AdamW(policy.parameters(), 1e-6)
-    before = {name: policy.get_parameter(name).clone() for name in trained(policy)}
-    policy.train()(random_batch(vocabulary=16))[0].sum().backward()
+    optimizer = torch.optim.AdamW(lm.parameters(), 1e-6)
+    before = {name: lm.get_parameter(name).clone() for name in trained(lm)}
+    loss_of(lm).backward()
     optimizer.step()
-    assert all((policy.get_parameter(name) != weight).any() for name, weight in before.items())
+    assert all((lm.get_parameter(name) != weight).any() for name, weight in before.items())
 
 
-def test_the_optimizer_and_the_checkpoints_hold_adapters_alone(run):
+def test_checkpoints_hold_adapters_alone(run):
     folder = run / "checkpoints" / "step-00000002"
     weights, optimizer = load_file(folder / "model.safetensors"), torch.load(folder / "optimizer.bin")
     assert all(".lora_" in name for name in weights) and len(weights) == 28
@@ -130,7 +123,7 @@ def test_the_optimizer_and_the_checkpoints_hold_adapters_alone(run):
     assert shapes == sorted(list(weight.shape) for weight in weights.values())
 
 
-def test_the_first_step_is_at_the_reference(run):
+def test_first_step_is_at_the_reference(run):
     first, second = metric_rows(run)[1:]
     assert first["policy/kl_ref"] == 0 and second["policy/kl_ref"] > 0
 
@@ -144,30 +137,18 @@ def test_resume_is_exact(run, tmp_path):
 
 
 def saved(folder, **options):
-    _, tokenizer, policy = load(**options)
-    save_model(Accelerator(cpu=True), policy, policy, tokenizer, folder)
-    return policy
+    _, tokenizer, lm = load(**options)
+    save_model(Accelerator(cpu=True), lm, tokenizer, folder)
+    return lm
 
 
-def test_model_is_an_adapter_folder_that_peft_and_transformers_load(tmp_path):
-    policy = saved(tmp_path)
-    assert (tmp_path / "tokenizer.json").exists() and not (tmp_path / "config.json").exists()
-    assert base_of(tmp_path) == str(EMBEDDED["embedded"])
+def test_model_is_an_adapter_folder(tmp_path):
+    lm, folder = saved(tmp_path), tmp_path / "model"
+    assert (folder / "tokenizer.json").exists() and not (folder / "config.json").exists()
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == str(EMBEDDED["embedded"])
     for auto_class in (peft.AutoPeftModelForCausalLM, AutoModelForCausalLM):
-        assert torch.equal(logits(auto_class.from_pretrained(tmp_path)), logits(policy.lm))
-
-
-def base_of(folder):
-    return json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-
-
-def test_an_adapter_of_a_relative_path_names_its_base_from_anywhere(tmp_path, monkeypatch):
-    small_model(tmp_path / "base", AutoModelForCausalLM, "llama")
-    monkeypatch.chdir(tmp_path)
-    saved("adapter", model_name_or_path="base")
-    assert base_of(tmp_path / "adapter") == str(tmp_path / "base")
-    monkeypatch.chdir(EMBEDDED["embedded"])
-    peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+        assert torch.equal(logits(auto_class.from_pretrained(folder)), logits(lm))
 
 
 def adapted(names):
@@ -190,10 +171,10 @@ FIRST_LAYER = r".*layers\.0\..*(q|v)_proj"
     ],
 )
 def test_adapters_are_at_the_targets_alone(targets, pattern):
-    _, _, policy = load(lora_targets=targets)
-    linear = adapted(name for name, module in policy.named_modules() if isinstance(module, torch.nn.Linear))
+    _, _, lm = load(lora_targets=targets)
+    linear = adapted(name for name, module in lm.named_modules() if isinstance(module, torch.nn.Linear))
     wanted = {name for name in linear if re.fullmatch(pattern, name)}
-    assert adapted(trained(policy)) == wanted and wanted
+    assert adapted(trained(lm)) == wanted and wanted
 
 
 def test_a_resume_keeps_the_targets(tmp_path):
@@ -205,90 +186,16 @@ def test_a_resume_keeps_the_targets(tmp_path):
     assert peft.LoraConfig.from_pretrained(tmp_path / "run" / "model").target_modules == FIRST_LAYER
 
 
-def test_the_folder_of_a_lora_run_is_the_model_of_the_next(run, tmp_path):
-    train(tmp_path / "next", "--model_name_or_path", run / "model", "--max_steps", 1, "--learning_rate", "1e-9")
-    expected, found = (AutoModelForCausalLM.from_pretrained(path / "model") for path in (run, tmp_path / "next"))
-    torch.testing.assert_close(logits(found), logits(expected), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["q_proj", "lm_head"], ["embed_tokens", "lm_head"]])
-def test_a_layer_that_shares_its_weight_is_refused(targets):
-    """Merged, or loaded by the next script, it was another model: logits off by 2.0 and 13.6."""
-    with pytest.raises(InputError, match="model.embed_tokens and lm_head share a weight") as error:
+@pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["q_proj", "lm_head"]])
+def test_embedding_and_head_are_refused(targets):
+    """Merged, a tied weight was another model: logits off by 2.0 and 13.6."""
+    with pytest.raises(Exit, match="the embedding and the head cannot have adapters"):
         load(lora_targets=targets)
-    assert "\n" not in str(error.value)
-
-
-def test_an_adapter_on_a_head_of_its_own_is_saved_and_merged(tmp_path):
-    folder = small_model(tmp_path / "untied", AutoModelForCausalLM, "llama", tie_word_embeddings=False)
-    policy = saved(tmp_path / "adapter", model_name_or_path=str(folder), lora_targets=["lm_head", "q_proj"])
-    merged = policy_of(tmp_path / "adapter")
-    torch.testing.assert_close(logits(merged.lm), logits(policy.lm), atol=1e-5, rtol=1e-5)
-
-
-def test_adapters_do_not_ask_transformers_for_the_version_of_peft(monkeypatch, tmp_path):
-    """transformers 5.24 refuses every peft that there is, and no run with LoRA started."""
-
-    def refuse(min_version):
-        raise ValueError("The version of PEFT you are using is not compatible")
-
-    monkeypatch.setattr("transformers.integrations.peft.check_peft_version", refuse)
-    train(tmp_path / "run", *RANK, "--max_steps", 1)
-    assert (tmp_path / "run" / "model" / "adapter_model.safetensors").exists()
 
 
 def test_what_is_refused(monkeypatch):
-    with pytest.raises(InputError, match="--lora_targets nothing"):
+    with pytest.raises(Exit, match="--lora_targets nothing"):
         load(lora_targets=["nothing"])
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(InputError, match="pip install peft"):
+    with pytest.raises(Exit, match="pip install peft"):
         load()
-
-
-# --- adapter folders as models: merged into their base, and from then on a model like any other ---
-
-
-def make_adapter(folder, base, lm, task_type="CAUSAL_LM"):
-    """Write an adapter with weights that are not zero; returns the model that it makes of its base."""
-    torch.manual_seed(0)
-    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type=task_type)
-    model = peft.get_peft_model(lm, config)
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.05)
-    model.peft_config["default"].base_model_name_or_path = str(base)
-    model.save_pretrained(folder)
-    return model.eval()
-
-
-@pytest.fixture
-def adapter(tmp_path):
-    """A base, an adapter folder on it without a tokenizer, and what they give together."""
-    base = copy_of_embedded(tmp_path / "base")
-    with_adapter = make_adapter(tmp_path / "adapter", base, policy_of(base).lm)
-    return types.SimpleNamespace(folder=tmp_path / "adapter", lm=with_adapter)
-
-
-def test_an_adapter_is_merged_into_its_base_and_all_weights_are_trained(adapter):
-    policy = policy_of(adapter.folder)
-    torch.testing.assert_close(logits(policy.lm), logits(adapter.lm), atol=1e-5, rtol=1e-5)
-    assert not any("lora" in name for name, _ in policy.named_parameters())
-    assert all(weight.requires_grad for weight in policy.parameters())
-    reference = load_reference(policy, grpo.Args(kl_coef=0.1), Accelerator(cpu=True))
-    torch.testing.assert_close(logits(reference.lm), logits(adapter.lm), atol=1e-5, rtol=1e-5)
-
-
-def test_new_adapters_on_an_adapter_are_refused(adapter):
-    """The folder of the new one could not name such a base."""
-    with pytest.raises(InputError, match="merge the adapter"):
-        policy_of(adapter.folder, lora_rank=2)
-
-
-def test_an_adapter_of_a_reward_model_is_a_scorer(tmp_path):
-    base = copy_of_embedded(tmp_path / "base")
-    torch.manual_seed(0)
-    lm = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
-    lm.save_pretrained(base)
-    with_adapter = make_adapter(tmp_path / "adapter", base, lm, task_type="SEQ_CLS")
-    scorer = load_reward_model(str(tmp_path / "adapter"), grpo.Args())
-    torch.testing.assert_close(logits(scorer.lm), logits(with_adapter), atol=1e-5, rtol=1e-5)

@@ -1,20 +1,15 @@
-"""common/rewards.py and harness/reward_functions.py: rules, functions of the user, and their sum."""
+"""common/rewards.py: rules, functions of the user, and their sum."""
 
-import json
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 import grpo
-from common.batches import Completion
-from common.rewards import Reward, correctness, score, total_reward
-from harness.data import Prompt
-from harness.errors import InputError
-from harness.log import Log
-from harness.reward_functions import FunctionReward, load_rewards
+from common.load import Prompt
+from common.rewards import Completion, Reward, Samples, load_rewards, score, total_reward
+from common.run import Exit
 from testbed import embedded, metric_rows
 
 
@@ -44,25 +39,25 @@ def user_file(tmp_path):
 # --- rules ---
 
 
-def test_a_thought_that_the_prompt_opened_is_no_answer():
+def test_thought_that_the_prompt_opened():
     prompts = [row(starts_in_thought=True)] * 2
     texts = sampled(r"perhaps \boxed{3}, wait", r"hm</think> \boxed{3}")
     seen = []
-    mine = FunctionReward("mine", 1.0, lambda completions, **columns: seen.extend(completions) or [0.0, 0.0])
+    mine = Reward("mine", 1.0, lambda completions, **columns: seen.extend(completions) or [0.0, 0.0])
     terms = score([*chosen("accuracy", "format"), mine], prompts, texts)
     assert terms["accuracy"].tolist() == terms["format"].tolist() == [0, 1]
-    assert correctness(prompts, texts, terms).tolist() == [0, 1]
+    assert Samples({}, prompts, texts, None, {"mine": terms["mine"]}).correct.tolist() == [0, 1]
     assert seen == [completion.text for completion in texts]  # as they were sampled
 
 
-def test_accuracy_does_not_apply_without_an_answer_and_format_does():
+def test_accuracy_without_a_gold_answer():
     """A row without gold is no wrong answer."""
     terms = score(chosen("accuracy", "format"), [row(gold=None), row()], sampled("#### 3", "#### 3"))
     assert terms["accuracy"].isnan().tolist() == [True, False]
     assert terms["format"].tolist() == [1.0, 1.0]
 
 
-def test_a_truncated_completion_has_no_answer():
+def test_truncated_completions_have_no_answer():
     functions = chosen("format", "accuracy", weights=[0.5, 0.25])
     for truncated, expected in ((False, [0.75, 0.5, 0.0]), (True, [0.0] * 3)):
         terms = score(functions, [row()], sampled("#### 3", "#### 4", "3", truncated=truncated))
@@ -80,15 +75,14 @@ def test_user_function_gets_trl_arguments(user_file):
     body = "calls = []\ndef mine(**keywords):\n    calls.append(keywords)\n    return [0.5, 1.0]\n"
     (reward,) = chosen(user_file(body) + ":mine")
     rows = [row("p", "3", level=1), row("q", "4", answer="long #### 4", completions="old")]
-    assert reward(rows, sampled("s", "t")).tolist() == [0.5, 1.0]
+    assert score([reward], rows, sampled("s", "t"))["mine"].tolist() == [0.5, 1.0]
     messages = [{"role": "user", "content": "p"}]
-    reward([row(messages, None)] * 2, sampled("s", "t"))
+    score([reward], [row(messages, None)] * 2, sampled("s", "t"))
     plain, chat = sys.modules["reward_mine"].calls
     expected = {"prompts": ["p", "q"], "completions": ["s", "t"], "completion_ids": [[0], [1]]}
     expected |= {"truncated": [False, False], "gold": ["3", "4"]}
     expected |= {"level": [1, None], "answer": [None, "long #### 4"]}
-    assert {name: plain[name] for name in expected} == expected
-    assert plain.keys() - expected.keys() == {"trainer_state", "log_metric", "log_extra"}
+    assert plain == expected
     assert chat["prompts"] == [messages] * 2 and chat["completions"][0] == [{"role": "assistant", "content": "s"}]
 
 
@@ -101,7 +95,7 @@ def test_none_is_nan_and_counts_as_nothing(user_file):
     assert total_reward(functions, terms, 3).tolist() == [2.5, 0.5, 0.0]
 
 
-def test_a_row_without_a_reward_gets_the_mean_of_its_group():
+def test_unscored_rows_get_the_group_mean():
     """So that it teaches nothing; in a group without rewards all rows get 0."""
     nan = float("nan")
     functions = [Reward("some", 2.0, len), Reward("count", 0.0, len)]  # what only watches gives no reward
@@ -118,15 +112,14 @@ def test_a_row_without_a_reward_gets_the_mean_of_its_group():
         ("['one', 0.0, 0.0]", "failed: ValueError: .*'one'"),
         ("[0.0, 1.0]", "returned 2 values for 3 completions"),
         ("1.0", "failed: TypeError"),
-        ("log_extra('x', [1]) or [0.0, 0.0, 0.0]", "failed: ValueError"),
         ("[1 / (c != 's1') for c in completions]", "failed: ZeroDivisionError: division by zero"),
     ],
 )
 def test_bad_values_name_the_function(user_file, returned, message):
     """A NaN, a missing value or an exception must stop the run; the script prints the traceback of an exception."""
-    (reward,) = chosen(user_file(f"def mine(completions, log_extra, **_):\n    return {returned}\n") + ":mine")
-    with pytest.raises(InputError, match=f"--reward mine {message}") as caught:
-        reward([row()] * 3, sampled("s0", "s1", "s2"))
+    (reward,) = chosen(user_file(f"def mine(completions, **_):\n    return {returned}\n") + ":mine")
+    with pytest.raises(Exit, match=f"--reward mine {message}") as caught:
+        score([reward], [row()] * 3, sampled("s0", "s1", "s2"))
     assert "\n" not in str(caught.value)
     assert (caught.value.__cause__ is not None) == ("failed" in message)
 
@@ -134,7 +127,7 @@ def test_bad_values_name_the_function(user_file, returned, message):
 def test_ctrl_c_passes_through_a_reward(user_file):
     (reward,) = chosen(user_file("def mine(**_):\n    raise KeyboardInterrupt\n") + ":mine")
     with pytest.raises(KeyboardInterrupt):
-        reward([row()], sampled(""))
+        score([reward], [row()], sampled(""))
 
 
 def test_arrays_and_numpy_scalars_are_numbers(user_file):
@@ -143,7 +136,8 @@ def test_arrays_and_numpy_scalars_are_numbers(user_file):
     bodies = (f"def {name}(**_):\n    return {value}\n" for name, value in zip("abcd", returned, strict=True))
     path = user_file("import numpy, torch\n" + "".join(bodies))
     for reward in chosen(*(f"{path}:{name}" for name in "abcd")):
-        assert np.array_equal(reward([row(), row()], sampled("", "")), [1.0, 2.0])
+        terms = score([reward], [row(), row()], sampled("", ""))
+        assert terms[reward.name].tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -158,70 +152,61 @@ def test_arrays_and_numpy_scalars_are_numbers(user_file):
         (["accuracy"], [0.0], "not all 0"),
     ],
 )
-def test_wrong_reward_options_are_input_errors(names, weights, message):
+def test_wrong_reward_options(names, weights, message):
     """A misspelt reward must not end as a traceback, nor train on nothing."""
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(Exit, match=message) as caught:
         chosen(*names, weights=weights)
     assert "\n" not in str(caught.value)
 
 
-def test_broken_file_is_an_input_error_with_its_cause(user_file):
-    with pytest.raises(InputError) as caught:
+def test_broken_file_shows_its_cause(user_file):
+    with pytest.raises(Exit) as caught:
         chosen(user_file("def f(:\n") + ":f")
     assert isinstance(caught.value.__cause__, SyntaxError)
 
 
+def correct(prompts, completions, **terms):
+    return Samples({}, prompts, completions, None, {name: torch.tensor(x) for name, x in terms.items()}).correct
+
+
 def test_correctness_whatever_the_rewards_are():
-    """Dynamic sampling keeps groups by accuracy, not by the shaped reward; accuracy is not computed twice."""
     texts = sampled("#### 3", "#### 4")
-    shaped = {"format": torch.tensor([5.0, 7.0])}
-    assert correctness([row()], texts, shaped).tolist() == [1.0, 0.0]
-    first, second = correctness([row(), row(gold=None)], texts, shaped)
+    assert correct([row()], texts, format=[5.0, 7.0]).tolist() == [1.0, 0.0]
+    first, second = correct([row(), row(gold=None)], texts, format=[5.0, 7.0])
     assert first == 1.0 and second.isnan()
-    assert correctness([row()], texts, {"accuracy": torch.tensor([-1.0, 1.0])}).tolist() == [0.0, 1.0]
+    assert correct([row()], texts, accuracy=[-1.0, 1.0]).tolist() == [0.0, 1.0]
 
 
-def test_rows_of_a_group_are_scored_with_its_prompt():
+def test_groups_are_scored_with_their_prompt():
     terms = score(chosen("accuracy"), [row(gold="1"), row(gold="2")], sampled(*["#### 1"] * 4))
     assert terms["accuracy"].tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
-# --- what is logged ---
+# --- in a run ---
 
 
-def test_what_trl_passes_in_a_run(user_file, tmp_path):
-    """The names of GRPOTrainer: completion_ids are the sampled tokens, steps count up, what is logged is written."""
-    body = """
+ASYNC = """
+import asyncio
+gate = asyncio.Semaphore(2)
 calls = []
-def mine(prompts, completions, completion_ids, trainer_state, log_metric, log_extra, **columns):
-    calls.append((completions, completion_ids, trainer_state.global_step, trainer_state.max_steps))
-    log_metric("tokens", sum(map(len, completion_ids)))
-    log_metric("tokens", 1.0)
-    log_extra("length", [len(text) for text in completions])
-    return [float(len(ids)) for ids in completion_ids]
+async def one(ids):
+    async with gate:
+        await asyncio.sleep(0.001)
+        return float(len(ids))
+async def mine(completions, completion_ids, **columns):
+    calls.append((completions, completion_ids))
+    return await asyncio.gather(*map(one, completion_ids))
 """
+
+
+def test_async_reward_in_a_run(user_file, tmp_path):
+    """One event loop for the run: a semaphore or a client may live between calls."""
     options = "--max_steps 2 --prompts_per_step 4 --group_size 2 --eval_prompts 4 --eval_samples 1 --eval_k 1"
-    grpo.main([*options.split(), "--reward", user_file(body) + ":mine", "--output_dir", str(tmp_path / "run")])
+    grpo.main([*options.split(), "--reward", user_file(ASYNC) + ":mine", "--output_dir", str(tmp_path / "run")])
     calls = sys.modules["reward_mine"].calls
-    assert [call[2:] for call in calls] == [(0, 2), (0, 2), (1, 2), (1, 2)]  # the first and the last evaluate
+    assert len(calls) == 4  # the first and the last evaluate
     tokenizer = embedded()[2]
-    for completions, ids, _, _ in calls:
+    for completions, ids in calls:
         assert tokenizer.batch_decode(ids, skip_special_tokens=True) == completions
-    first, one, two = metric_rows(tmp_path / "run")
-    sums = [sum(map(len, ids)) for _, ids, _, _ in calls]
-    assert first["eval/logged/tokens"] == (sums[0] + 1) / 2 and "logged/tokens" not in first
-    assert one["logged/tokens"] == (sums[1] + 1) / 2 and "eval/logged/tokens" not in one
-    assert (two["logged/tokens"], two["eval/logged/tokens"]) == ((sums[2] + 1) / 2, (sums[3] + 1) / 2)
+    _, one, _ = metric_rows(tmp_path / "run")
     assert one["reward/mean"] == one["completion/length"]  # the stop token counts, as in TRL
-    samples = list(map(json.loads, open(tmp_path / "run" / "samples.jsonl", encoding="utf-8")))
-    assert [sample["extra"] for sample in samples] == [{"length": len(sample["completion"])} for sample in samples]
-
-
-def test_logged_names_are_agreed_over_processes(monkeypatch):
-    """A name that one process alone has would shift the sums of the others, or hang."""
-    own = [FunctionReward(name, 1.0, len, None, {"b": values}) for name, values in (("f", [1.0, 2.0]), ("g", [3.0]))]
-    other = [{"a": [5.0]}, {"b": [8.0]}]
-    monkeypatch.setattr("harness.log.gather_object", lambda mine: [*mine, *other])
-    log = Log("folder", None, None, None, [*chosen("accuracy"), *own])
-    assert log.reduce_logged("eval/") == {"eval/logged/a": 5.0, "eval/logged/b": 3.5}
-    assert not own[0].logged and not own[1].logged

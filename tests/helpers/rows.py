@@ -1,14 +1,12 @@
 """Tokenizers of one token a character, and what is made of files of a few rows."""
 
 import json
-from functools import partial
 from types import SimpleNamespace
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from harness.data import load_data, load_prompts
-from harness.pairs import read_pairs
+from common.load import load_data, load_prompts
 
 TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
@@ -55,14 +53,19 @@ def gemma_tokenizer(template=GEMMA):
 
 
 PLAIN = make_tokenizer()
-load_pairs = partial(load_data, read_pairs)
+
+
+def load_pairs(args, tokenizer):
+    from common.pairs import read_pairs
+
+    return load_data(read_pairs, args, tokenizer)
 
 
 def make_args(dataset, **options):
     defaults = dict(
         dataset=str(dataset), dataset_config=None, dataset_split="train", eval_dataset=None, eval_split=None,
         prompt_column=None, answer_column=None, system_prompt=None, prompt_template=None, max_prompt_tokens=512,
-        max_length=512, eval_prompts=0, seed=1, reward=["format"], chat_template_kwargs=None,
+        max_length=512, eval_prompts=0, seed=1, max_steps=0, reward=["format"], chat_template_kwargs=None,
     )  # fmt: skip
     return SimpleNamespace(**defaults | options)
 

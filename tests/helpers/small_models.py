@@ -1,6 +1,5 @@
 """Models for the tests: random ones of any architecture with batches for them, and checkpoints on disk."""
 
-import importlib.util
 import json
 import shutil
 
@@ -16,11 +15,8 @@ from transformers import (
     GenerationConfig,
 )
 
-from common.model import Policy
-from harness.data import EMBEDDED
-from harness.errors import InputError
-from harness.loading import disable_dropout, load_policy, load_tokenizer
-from harness.reward_models import load_reward_model
+from common.load import EMBEDDED, load_policy
+from common.run import Exit
 from testbed import script
 
 SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
@@ -74,25 +70,13 @@ def random_lm(name, seed=0, scale=4.0, **options):
     torch.manual_seed(seed)
     sizes = {} if name == "gpt2" else SIZES
     config = AutoConfig.for_model(name, **sizes | EVERY.get(name, {}) | IDS | options)
-    disable_dropout(config)
     lm = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in lm.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(scale)
-    lm.generation_config = GenerationConfig()
+    lm.generation_config = GenerationConfig(eos_token_id=[IDS["eos_token_id"]])
     return lm
-
-
-def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
-    """That model as a `Policy`, with the shortcuts that it can take, if fast/ is here."""
-    lm = random_lm(name, seed, scale, **options)
-    fast = None
-    if importlib.util.find_spec("fast"):
-        from fast.shortcuts import find_shortcuts
-
-        fast = find_shortcuts(lm, True)
-    return Policy(lm, IDS["pad_token_id"], [IDS["eos_token_id"]], temperature, fast)
 
 
 def random_batch(rows=6, seed=0, vocabulary=40):
@@ -104,10 +88,10 @@ def random_batch(rows=6, seed=0, vocabulary=40):
     return batch | {"completion_mask": completion_mask}
 
 
-def backward(policy, logprobs, weights):
-    policy.zero_grad()
+def backward(lm, logprobs, weights):
+    lm.zero_grad()
     (logprobs * weights).sum().backward()
-    return [parameter.grad.clone() for parameter in policy.parameters() if parameter.grad is not None]
+    return [parameter.grad.clone() for parameter in lm.parameters() if parameter.grad is not None]
 
 
 SMALL = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
@@ -136,7 +120,7 @@ def small_model(folder, auto_class, kind, tokenizer=None, **config):
 
 def policy_of(folder="embedded", **options):
     args = script("grpo").Args(model_name_or_path=str(folder), **options)
-    return load_policy(args, load_tokenizer(args), Accelerator(cpu=True))
+    return load_policy(args, Accelerator(cpu=True))[1]
 
 
 def logits(lm):
@@ -145,13 +129,13 @@ def logits(lm):
 
 
 def reward_model_of(folder):
-    args = script("reward_model").Args(model_name_or_path=str(folder))
-    return load_reward_model(str(folder), args, new_head=True)
+    module = script("reward_model")
+    return module.load_reward_model(str(folder), module.Args(model_name_or_path=str(folder)), new_head=True)
 
 
 def refused(load, folder):
     """The line that refuses a model."""
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(Exit) as caught:
         load(folder)
     line = str(caught.value)
     assert str(folder) in line and "\n" not in line
