@@ -173,6 +173,11 @@ def load_reference(lm, args, accelerator):
 def gathered_weights(model):
     """Gather the full weights of an FSDP2 model on every process, to sample with."""
     shards = [x for x in model.modules() if isinstance(x, torch.distributed.fsdp.FSDPModule)]
+    if shards:  # FSDP2 takes the first module that runs for the root, which may be a part of it
+        model.run_first = lambda: None
+        torch.distributed.fsdp.register_fsdp_forward_method(model, "run_first")
+        model.run_first()
+        del model.run_first
     for shard in shards:
         shard.set_reshard_after_forward(False, recurse=False)
         shard.unshard()

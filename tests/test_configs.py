@@ -3,14 +3,14 @@
 import pytest
 import yaml
 
-from harness.args import parse_args
+from common.run import parse_args
 from testbed import ROOT, script
 
 PAPERS = sorted(path.name for path in (ROOT / "configs").glob("*-paper.yaml"))
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_the_settings_of_a_paper_are_options_of_its_script_on_eight_processes(name, monkeypatch):
+def test_paper_settings_are_options(name, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
     path = ROOT / "configs" / name
     args = parse_args(script(name.removesuffix("-paper.yaml")).Args, ["--config", str(path)])

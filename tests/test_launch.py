@@ -1,17 +1,14 @@
 """Real processes: two against one, `kill -9` and resume, and how a run ends when something fails."""
 
 import json
-import os
 import time
 
 import accelerate.commands.launch
 import pytest
-from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from safetensors.torch import load_file
 
 import worker
-from harness.data import EMBEDDED
-from harness.launch import make_accelerator
+from common.load import EMBEDDED
 from pinned_worker import pinned
 from processes import free_port, run_processes, start
 from small_run import same_run
@@ -22,7 +19,7 @@ QUICK += "--eval_every 2 --save_every 1".split()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_two_processes_take_the_same_step_as_one(name, tmp_path):
+def test_two_processes_take_the_same_step(name, tmp_path):
     # trl#3021, verl#2776, ...: denominators local to a rank. Unequal lengths, several minibatches and epochs, and
     # another number of micro-batches on each rank (its fillers must count for nothing).
     if not keeps_to_groups(script(name)):
@@ -34,7 +31,7 @@ def test_two_processes_take_the_same_step_as_one(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if hasattr(script(name), "History")])
-def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_sample_the_same(
+def test_two_processes_share_the_history(
     name, tmp_path, monkeypatch
 ):
     # A history of prompts that fall now to one process, now to the other.
@@ -57,7 +54,7 @@ def test_two_processes_take_the_same_rollouts_and_updates_as_one_where_they_samp
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if hasattr(script(name), "dynamic_sampling")])
-def test_processes_fill_equal_shares_in_equally_many_rounds(name, tmp_path):
+def test_processes_fill_equal_shares(name, tmp_path):
     # A process that has its groups early waits at no collective that the other one does not reach.
     (tmp_path / "mine.py").write_text(
         "import os\n"
@@ -92,7 +89,7 @@ def kill_after_checkpoint(running, folder, step):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
+def test_killed_run_resumes_bit_by_bit(processes, tmp_path):
     command = ["grpo.py", *QUICK, "--max_steps", "5", "--gradient_checkpointing", "--output_dir"]
     result = run_processes(*command, tmp_path / "a", processes=processes)
     assert (result.returncode, result.stderr) == (0, "")  # no library warns of what is meant
@@ -114,7 +111,7 @@ def test_a_killed_run_goes_on_bit_by_bit(processes, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")])
-def test_two_processes_share_the_prompts_and_sample_different_completions(name, tmp_path):
+def test_processes_share_prompts(name, tmp_path):
     # R1-V#67, tt-metal#48829, unsloth-zoo#832: the same prompts or the same noise on every rank. The reward function
     # writes down what each process was given.
     (tmp_path / "spy.py").write_text(
@@ -143,7 +140,7 @@ def test_two_processes_share_the_prompts_and_sample_different_completions(name, 
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_two_processes_share_the_pairs_of_a_step(name, few_pairs, tmp_path):
+def test_processes_share_pairs(name, few_pairs, tmp_path):
     # With the same pairs on both, the second step's loss would be that of half of them.
     options = [*few_pairs, "--pairs_per_step", "8", "--max_steps", "2", "--eval_every", "0"]
     losses = []
@@ -159,15 +156,15 @@ def test_two_processes_share_the_pairs_of_a_step(name, few_pairs, tmp_path):
 
 WAITS_OR_FAILS = """
 import os, time
-from harness.errors import InputError, clean_exit
+from common.run import Exit, clean_exit
 with clean_exit():
     if os.environ["RANK"] == "1":
-        raise InputError("broken")
+        raise Exit("broken")
     time.sleep(100)
 """
 
 
-def test_one_failing_process_ends_all_within_seconds(tmp_path):
+def test_one_failing_process_ends_all(tmp_path):
     """A rank that hangs while the others wait, and "error_file: <N/A>" instead of the reason. By the real launcher."""
     file = tmp_path / "waits.py"
     file.write_text(WAITS_OR_FAILS, encoding="utf-8")
@@ -179,14 +176,14 @@ def test_one_failing_process_ends_all_within_seconds(tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_bad_input_is_one_line_of_each_process_and_exit_code_2(processes):
+def test_bad_input_is_one_line_each(processes):
     result = run_processes("grpo.py", "--group_size", "1", processes=processes)
     lines = [line for line in result.stderr.splitlines() if line]
     assert len(lines) <= processes and result.stdout == "" and 2 in result.codes
     assert all(line.startswith("grpo.py: error: --group_size 1: ") for line in lines) and lines
 
 
-def test_two_processes_of_which_one_is_signalled_stop_together(tmp_path):
+def test_signalled_processes_stop_together(tmp_path):
     (tmp_path / "spy.py").write_text(
         "import os, signal\n"
         "def spy(prompts, completions, **kwargs):\n"
@@ -202,18 +199,3 @@ def test_two_processes_of_which_one_is_signalled_stop_together(tmp_path):
     assert result.codes == [143, 143]
     assert (tmp_path / "run" / "checkpoints" / "step-00000001" / "state.json").exists()
     assert not (tmp_path / "run" / "model").exists()
-
-
-def test_one_process_where_two_were_asked_for_is_told_what_starts_two(monkeypatch, capsys):
-    """`accelerate launch --cpu --num_processes 2` starts one, and says nothing."""
-    words = ["--cpu", "--num_processes", "2", "dapo.py"]
-    asked = accelerate.commands.launch.launch_command_parser().parse_args(words)
-    asked, *_ = accelerate.commands.launch._validate_launch_command(asked)
-    _, environment = prepare_simple_launcher_cmd_env(asked)
-    for name in environment.keys() - os.environ.keys():
-        monkeypatch.setenv(name, environment[name])
-    monkeypatch.setattr("sys.argv", ["/elsewhere/dapo.py"])
-    make_accelerator(script("dapo").Args())
-    first = capsys.readouterr().out.splitlines()[0]
-    command = "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 dapo.py"
-    assert first == f"accelerate launch started one process; for two on a CPU: {command}"

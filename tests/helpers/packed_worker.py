@@ -8,7 +8,7 @@ import sys
 import attention
 import worker
 from fast import packing
-from harness.errors import clean_exit
+from common.run import clean_exit
 from testbed import pretend_gpus, script
 
 

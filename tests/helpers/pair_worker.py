@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from harness.data import load_data
-from harness.errors import clean_exit
+from common.run import clean_exit
 from harness.loading import load_policy, load_tokenizer
 from harness.metrics import Metrics
 from harness.pairs import read_pairs

@@ -9,25 +9,33 @@ the prompt, the step and the round, and all else of a run must come out the same
 import sys
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from common.batches import Samples, join_groups
-from harness.errors import clean_exit
+from common.run import clean_exit
 from testbed import script
 
 
 def pinned(rollout):
     """The same completions of a prompt on whatever process, one prompt at a time, as one batch of `rollout`."""
 
-    def by_prompt(policy, prompts, n, temperature, top_p, seed, args):
+    def by_prompt(lm, tokenizer, prompts, n, temperature, top_p, seed, args):
         seed, _, *place = seed
-        seeds = [(seed, *place, *prompt.ids) for prompt in prompts]
         groups = []
-        for prompt, own in zip(prompts, seeds, strict=True):
-            batch = rollout(policy, [prompt], n, temperature, top_p, own, args)
-            groups.append(Samples(batch, [prompt], [None] * n, torch.zeros(n), {}))
-        return join_groups(groups).batch
+        for prompt in prompts:
+            own = (seed, *place, *prompt.ids)
+            groups.append(rollout(lm, tokenizer, [prompt], n, temperature, top_p, own, args))
+        return {name: joined(name, [group[name] for group in groups]) for name in groups[0]}
 
     return by_prompt
+
+
+def joined(name, columns):
+    """Return the rows of several tensors as one, padded as in a rollout."""
+    rows = [row for column in columns for row in column]
+    if rows[0].dim() == 0:
+        return torch.stack(rows)
+    side = "left" if name.startswith("prompt") else "right"
+    return pad_sequence(rows, batch_first=True, padding_side=side)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ import datasets  # noqa: F401
 import torch
 from transformers import AutoModelForCausalLM
 
-from harness.data import EMBEDDED
-from harness.loading import load_tokenizer
+from common.load import EMBEDDED, load_tokenizer
 from testbed import ALL, script
 
 torch.set_num_threads(1)
-load_tokenizer(script(ALL[0]).Args())
+load_tokenizer("embedded")
 AutoModelForCausalLM.from_pretrained(EMBEDDED["embedded"])
 gc.collect()
 gc.freeze()  # the search for garbage at the end of a run would copy all of this

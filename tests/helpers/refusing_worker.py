@@ -8,7 +8,7 @@ import sys
 
 import grpo
 from fast import shortcuts
-from harness.errors import clean_exit
+from common.run import clean_exit
 
 
 def refuse(lm):

@@ -2,7 +2,7 @@
 
 import sys
 
-from harness.errors import clean_exit
+from common.run import clean_exit
 from testbed import pretend_gpus, script
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 import torch
 from accelerate.utils import gather_object
 
-from harness.errors import clean_exit
+from common.run import clean_exit
 from harness.launch import make_accelerator, summon_full_params
 from harness.loading import load_tokenizer, save_model
 from harness.metrics import Metrics
