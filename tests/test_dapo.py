@@ -5,14 +5,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import dapo
-from common.batches import Samples, left_pad
-from common.masked import completion_mask
-from common.rewards import RULES, Reward
-from harness.data import Prompt
-from harness.errors import InputError
-from harness.metrics import Metrics
+from common.load import Prompt
+from common.masked import Means, completion_mask
+from common.rewards import RULES, Completion, Reward, Samples
+from common.run import Exit
 from small_run import completion
-from testbed import metric_rows
+from testbed import left_padded, metric_rows
 from threads import Processes
 
 G, RIGHT, WRONG, STOP, PAD = 4, 5, 6, 1, 2
@@ -51,10 +49,7 @@ def scripted(right, seen):
         rows = [(prompt.columns["index"], row) for prompt in prompts for row in range(n)]
         seen.append((seed, temperature, top_p, [i for i, row in rows if row == 0]))
         tokens = [[RIGHT if row < right(i) else WRONG] * (length(i, row) - 1) + [STOP] for i, row in rows]
-        logprobs = [
-            torch.full((len(ids),), -float(100 * i + row + 1)) for ids, (i, row) in zip(tokens, rows, strict=True)
-        ]
-        prompt_ids, prompt_mask = left_pad([prompt.ids for prompt in prompts], PAD, "cpu")
+        prompt_ids, prompt_mask = left_padded([prompt.ids for prompt in prompts], PAD)
         completions = pad_sequence([torch.tensor(ids) for ids in tokens], True, PAD)
         mask, truncated = completion_mask(completions, [STOP])
         batch = {
@@ -63,8 +58,6 @@ def scripted(right, seen):
             "completions": completions,
             "completion_mask": mask,
             "truncated": truncated,
-            "rollout_logprobs": pad_sequence(logprobs, True),
-            "prompt_index": torch.arange(len(prompts)).repeat_interleave(n)[:, None],
         }
         rewards = 2 * torch.tensor([float(row < right(i)) for i, row in rows], dtype=torch.float64) - 1
         completions = [completion(f"{i} {row}", ids) for ids, (i, row) in zip(tokens, rows, strict=True)]
@@ -81,9 +74,8 @@ def sample(right, processes=1, steps=1, scripted=scripted, **options):
     def run(accelerator):
         sampler, results = InOrder(accelerator), []
         for step in range(1, steps + 1):
-            metrics, seed = Metrics(), (args.seed, accelerator.process_index, step)
-            with metrics.timed("rollout"):
-                samples = dapo.dynamic_sampling(accelerator, scripted(right, seen), sampler, seed, args, metrics)
+            metrics, seed = Means(), (args.seed, accelerator.process_index, step)
+            samples = dapo.dynamic_sampling(accelerator, scripted(right, seen), sampler, seed, args, metrics)
             results.append((samples, metrics.reduce(accelerator)))
         return results
 
@@ -99,8 +91,8 @@ def groups_of(ranks, step=0):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_each_process_fills_its_share_with_the_groups_that_are_neither_all_right_nor_all_wrong(processes):
-    """Unequal shares deadlock in the update; a group whose lengths alone differ has no place in it."""
+def test_each_process_fills_its_share(processes):
+    """With groups neither all right nor all wrong. Unequal shares would deadlock in the update."""
     ranks, seen = sample(lambda i: i % 5, processes, overlong="soft", max_new_tokens=7, overlong_cache=4)
     drawn = len(seen) // processes * 8
     informative = [[i for i in range(rank, drawn, processes) if 0 < i % 5 < 4] for rank in range(processes)]
@@ -120,8 +112,8 @@ def test_each_process_fills_its_share_with_the_groups_that_are_neither_all_right
     assert metrics["overlong/penalty"] == pytest.approx(sum(penalties) / len(penalties))
 
 
-def test_the_rows_that_are_kept_stay_whole():
-    """They come from several rounds, each padded to another width. test_batches.py compares all columns."""
+def test_kept_rows_stay_whole():
+    """They come from several rounds, each padded to another width."""
     ranks, _ = sample(lambda i: i % 5, processes=2, overlong="soft", max_new_tokens=7, overlong_cache=4)
     for (samples, _), *_ in ranks:
         kept = (samples.batch["prompts"][:, -1] - 10).tolist()
@@ -132,10 +124,10 @@ def test_the_rows_that_are_kept_stay_whole():
             assert samples.completions[r].text == f"{i} {row}"
             assert samples.batch["completion_mask"][r].sum() == n
             assert float(samples.rewards[r]) == right - max(0, n - 3) / 4
-            assert float(samples.reward_terms["accuracy"][r]) == right  # before the penalty
+            assert float(samples.terms["accuracy"][r]) == right  # before the penalty
 
 
-def test_rewards_that_differ_by_rounding_or_by_the_penalty_alone_agree():
+def test_rounding_and_penalty_do_not_inform():
     """0.1 + 0.2 beside 0.3, as weighted sums are: a group of such rewards has no gradient but noise."""
 
     def nearly_equal(right, seen):
@@ -155,8 +147,8 @@ def test_rewards_that_differ_by_rounding_or_by_the_penalty_alone_agree():
 
 
 @pytest.mark.parametrize("processes, used", [(1, 6), (2, 2), (4, 0)])
-def test_after_the_last_round_the_poorest_process_decides_how_many_groups_are_used(processes, used):
-    """DAPO#22: an error at the limit; AReaL#450: batches that are not the size they say."""
+def test_the_poorest_process_decides(processes, used):
+    """After the last round. DAPO#22: an error at the limit; AReaL#450: batches of another size."""
     options = dict(num_minibatches=2, max_sampling_rounds=3)
     ranks, seen = sample(lambda i: int(i < 7), processes, **options)  # 7 of 24 prompts inform
     assert len(seen) == 3 * processes
@@ -168,20 +160,20 @@ def test_after_the_last_round_the_poorest_process_decides_how_many_groups_are_us
 
 
 @pytest.mark.parametrize("right", [lambda i: 0, lambda i: G, lambda i: 2 * (i % 2)])
-def test_without_a_group_for_each_process_there_is_no_batch_on_any(right):
+def test_all_processes_have_groups_or_none(right):
     """All wrong, all right, and two processes of which one has nothing: the other must not train alone."""
     ranks, seen = sample(right, processes=2, max_sampling_rounds=3)
     assert groups_of(ranks) == [None, None] and len(seen) == 6
 
 
-def test_surplus_is_dropped_and_never_comes_back():
+def test_surplus_is_dropped():
     ranks, _ = sample(lambda i: int(i % 8 < 6), steps=2)
     assert groups_of(ranks, 0) == [[0, 1, 2, 3, 4, 5, 8, 9]]  # 10 to 13 were informative, too
     assert groups_of(ranks, 1) == [[16, 17, 18, 19, 20, 21, 24, 25]]
     assert ranks[0][0][1]["sampling/surplus"] == 4
 
 
-def test_each_round_samples_its_own_prompts_by_a_seed_of_its_own():
+def test_each_round_has_its_seed():
     _, seen = sample(lambda i: int(i % 4 > 1), processes=2, steps=2, seed=3, temperature=0.7)
     calls = {
         (rank, step, sampling_round): list(range(16 * step - 16 + 8 * sampling_round, 16 * step))[:8][rank::2]
@@ -192,6 +184,56 @@ def test_each_round_samples_its_own_prompts_by_a_seed_of_its_own():
     # The top-p of 0.7 is for the evaluation.
     expected = [((3, *call), 0.7, 1.0, prompts) for call, prompts in calls.items()]
     assert sorted(seen) == sorted(expected)
+
+
+# --- groups ---
+
+
+def three_groups():
+    """`Samples` of three prompts of 1, 2 and 3 tokens, with two completions of 1 to 6 tokens each."""
+    lengths = torch.tensor([[1], [2], [3], [4], [5], [6]])
+    prompt_lengths = torch.tensor([[1], [1], [2], [2], [3], [3]])
+    batch = {
+        "prompts": torch.arange(18).view(6, 3),
+        "prompt_mask": torch.arange(3) >= 3 - prompt_lengths,
+        "completions": 100 + torch.arange(36).view(6, 6),
+        "completion_mask": torch.arange(6) < lengths,
+        "truncated": torch.tensor([True, False, False, True, False, True]),
+    }
+    return Samples(
+        batch,
+        [Prompt([i], f"prompt {i}", "1") for i in range(3)],
+        [Completion(f"text {i}", [i], False) for i in range(6)],
+        torch.arange(6.0),
+        {"accuracy": torch.arange(6.0), "own": -torch.arange(6.0)},
+    )
+
+
+def valid(samples, name, mask):
+    """The values of each row where the mask is true."""
+    return [row[keep].tolist() for row, keep in zip(samples.batch[name], samples.batch[mask], strict=True)]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0], [1]])
+def test_joined_groups_keep_their_rows(order):
+    """Groups of several rounds have other widths."""
+    samples = three_groups()
+    joined = dapo.join_groups([dapo.take_group(samples, i) for i in order])
+    rows = [row for i in order for row in (2 * i, 2 * i + 1)]
+    assert joined.batch.keys() == samples.batch.keys()
+    for name in ("prompts", "completions"):
+        mask = "prompt_mask" if name == "prompts" else "completion_mask"
+        before = valid(samples, name, mask)
+        assert valid(joined, name, mask) == [before[row] for row in rows]
+    assert joined.batch["prompts"].shape == (len(rows), max(order) + 1)
+    assert joined.batch["completions"].shape == (len(rows), max(rows) + 1)
+    assert joined.batch["completion_mask"].sum(dim=1).tolist() == [row + 1 for row in rows]
+    assert joined.batch["prompt_mask"][:, -1].all() and joined.batch["completion_mask"][:, 0].all()  # the sides
+    assert joined.batch["truncated"].tolist() == samples.batch["truncated"][rows].tolist()
+    assert joined.rewards.tolist() == joined.terms["accuracy"].tolist() == rows
+    assert joined.terms["own"].tolist() == [-row for row in rows]
+    assert [prompt.prompt for prompt in joined.prompts] == [f"prompt {i}" for i in order]
+    assert [completion.text for completion in joined.completions] == [f"text {row}" for row in rows]
 
 
 # --- rewards ---
@@ -206,7 +248,7 @@ def test_each_round_samples_its_own_prompts_by_a_seed_of_its_own():
         (["accuracy", "own"], [2.5, -2, -2]),  # a reward of one's own stays as it is
     ],
 )
-def test_the_accuracy_is_1_or_minus_1_and_nothing_else_is_recoded(names, rewards):
+def test_accuracy_is_1_or_minus_1(names, rewards):
     rules = RULES | {"own": RULES["accuracy"]}
     functions = [Reward(name, weight, rules[name]) for name, weight in zip(names, (2.0, 0.5), strict=False)]
     texts = [completion(text) for text in ("#### 1", "#### 0", "none")]
@@ -219,7 +261,7 @@ def test_the_accuracy_is_1_or_minus_1_and_nothing_else_is_recoded(names, rewards
 # --- overlong ---
 
 
-def test_the_punishment_of_long_completions():
+def test_overlong_penalty():
     """Eq. 13, of the paper's sizes: 0 up to the cache, then linear, and -1 at the limit."""
     args = args_of(overlong="soft", max_new_tokens=20480, overlong_cache=4096)
     penalty = dapo.overlong_penalty(torch.tensor([1, 16384, 16385, 18432, 20479, 20480, 30000]), args)
@@ -236,14 +278,15 @@ def run(folder, options):
     return metric_rows(folder)
 
 
-def test_filter_takes_truncated_rows_out_of_the_loss_and_leaves_them_in_their_group(monkeypatch, tmp_path):
-    batches, logged, log_step = [], [], dapo.Run.log_step
+def test_filter_masks_truncated_rows(monkeypatch, tmp_path):
+    """They still count in the mean of their group."""
+    batches, logged, add_rewards = [], [], dapo.run.add_rewards
 
-    def spy(run, metrics, samples):
+    def spy(metrics, samples, *rest):
         logged.append(samples)
-        log_step(run, metrics, samples)
+        add_rewards(metrics, samples, *rest)
 
-    monkeypatch.setattr(dapo.Run, "log_step", spy)
+    monkeypatch.setattr(dapo.run, "add_rewards", spy)
     monkeypatch.setattr(dapo, "update", lambda *arguments: batches.append(arguments[4]))
     options = "--prompts_per_step 4 --max_sampling_rounds 20 --max_new_tokens 16 --max_steps 1"
     rows = run(tmp_path, f"--overlong filter {options}")
@@ -264,8 +307,8 @@ def test_filter_takes_truncated_rows_out_of_the_loss_and_leaves_them_in_their_gr
 # --- a run ---
 
 
-def test_a_run_with_nothing_left_to_learn_ends_with_a_line_an_evaluation_and_its_model(tmp_path, capsys):
-    """A loop that never ends, or a traceback. At this temperature the completions of a group are equal."""
+def test_a_run_that_learns_nothing_ends(tmp_path, capsys):
+    """With a line, an evaluation and its model. At this temperature the completions of a group are equal."""
     rows = run(tmp_path, "--max_steps 5 --temperature 1e-4 --max_sampling_rounds 2 --max_new_tokens 24")
     assert "\nstep 1: nearly all groups have equal rewards: training ends\n" in capsys.readouterr().out
     assert [row["step"] for row in rows] == [0, 1]
@@ -274,7 +317,7 @@ def test_a_run_with_nothing_left_to_learn_ends_with_a_line_an_evaluation_and_its
     assert (tmp_path / "model").exists()
 
 
-def test_no_answers_are_needed_with_a_reward_that_needs_none(tmp_path):
+def test_format_needs_no_answers(tmp_path):
     """What is informative is said by the rewards, whatever they are."""
     file = tmp_path / "train.jsonl"
     file.write_text("".join(f'{{"prompt": "{i}+1+{i}?"}}\n' for i in range(1, 41)), encoding="utf-8")
@@ -294,6 +337,6 @@ def test_no_answers_are_needed_with_a_reward_that_needs_none(tmp_path):
 )
 def test_bad_input(arguments, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(Exit) as error:
         dapo.main(arguments.split())
     assert word in str(error.value) and "\n" not in str(error.value)

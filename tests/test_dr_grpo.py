@@ -3,8 +3,8 @@
 import torch
 
 import dr_grpo
-from harness.data import Prompt
-from harness.reward_functions import load_rewards
+from common.load import Prompt
+from common.rewards import load_rewards
 from small_run import completion
 
 
@@ -19,7 +19,7 @@ def test_advantages_are_the_centred_rewards():
     assert (dr_grpo.compute_advantages(torch.full((4,), 0.3), args_of()) == 0).all()
 
 
-def test_a_truncated_completion_scores_0_whatever_its_terms(tmp_path):
+def test_truncated_completions_score_0(tmp_path):
     # The sum, not the accuracy alone: a format reward would still pay for a completion that never ends.
     (tmp_path / "term.py").write_text(
         "def term(prompts, completions, **kwargs):\n    return [float(c) if c else None for c in completions]\n",

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 import gspo
-from harness.metrics import Metrics
+from common.masked import Means
 from testbed import gradients, largest_difference, problem, ragged, totals_of
 
 
@@ -26,7 +26,7 @@ def example():
 OF_TOKENS = [[0.5, -0.3, 1], [-1, 0.4, -0.6, 0.2], [-1.2, -0.7], [0.9, 0.9, -0.1, 0.3, 0.2]]  # their advantages
 
 
-def test_clip_fractions_of_advantages_of_single_tokens_count_tokens():
+def test_clip_fractions_by_token_advantages():
     old, new, mask, _ = example()
     advantages = ragged(OF_TOKENS)[0]
     _, stats = gspo.policy_loss(new, old, advantages, mask, args_of(ratio_level="token"))
@@ -34,7 +34,7 @@ def test_clip_fractions_of_advantages_of_single_tokens_count_tokens():
 
 
 @pytest.mark.parametrize("level", ["sequence", "token"])
-def test_the_mean_is_clamped_and_not_its_tokens(level):
+def test_the_clamp_is_on_the_mean(level):
     # verl clamps log s at 10 and not from below. A token of log-ratio -60 beside one of +30 counts in full.
     old, mask = torch.zeros(3, 2), torch.ones(3, 2, dtype=torch.bool)
     new = torch.tensor([[30.0, -60.0], [300.0, 300.0], [-300.0, -300.0]], requires_grad=True)
@@ -50,20 +50,20 @@ def test_with_one_update_it_is_grpo():
     # The documented identity: gradients of whole updates, every s_i being 1.
     results = []
     for name in ("grpo", "gspo"):
-        module, args, policy, _, batch = problem(name, kl_coef=0.0)
-        (step,), metrics = gradients(module, args, policy, batch)
+        module, args, lm, _, batch = problem(name, kl_coef=0.0)
+        (step,), metrics = gradients(module, args, lm, batch)
         results.append(step)
     assert largest_difference(*results) < 1e-6 and max(float(g.abs().max()) for g in results[0]) > 1e-3
     assert metrics["policy/log_s"] == 0
 
 
-def test_an_empty_row_is_finite_and_contributes_nothing():
+def test_an_empty_row_has_no_gradient():
     old, new, mask, advantages = example()
     mask = mask & torch.tensor([[True], [True], [False], [True]])
     losses, stats = gspo.policy_loss(new, old, advantages, mask, args_of())
     (gradient,) = torch.autograd.grad((losses * gspo.token_weights(mask, totals_of(mask, 4), args_of())).sum(), new)
     assert torch.isfinite(gradient).all() and (gradient[2] == 0).all() and (gradient[3, :5] != 0).all()
-    metrics = Metrics()
-    metrics.add_all("policy", {"clip_fraction_low": stats["clip_fraction_low"]}, mask)
+    metrics = Means()
+    metrics.add("policy/clip_fraction_low", stats["clip_fraction_low"], mask)
     low = metrics.reduce(Accelerator(cpu=True))["policy/clip_fraction_low"]
     assert low == pytest.approx(1 / 3)  # of rows with tokens

@@ -12,7 +12,7 @@ from common.masked import all_equal, kl_estimate, log_ratio, logprobs_and_entrop
 
 
 @pytest.mark.parametrize("n, c, k", [(8, 0, 4), (8, 8, 4), (8, 3, 1), (8, 3, 4), (8, 5, 4), (8, 4, 8), (200, 1, 100)])
-def test_pass_at_k_equals_its_definition(n, c, k):
+def test_pass_at_k(n, c, k):
     # Chen et al. 2021: the naive 1 - (1 - c/n)^k is biased.
     correct = torch.tensor([[1.0] * c + [0.0] * (n - c)])
     assert pass_at_k(correct, k).item() == pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k), abs=1e-12)
@@ -29,7 +29,7 @@ def test_gradient_under_the_mask_is_zero_not_nan():
         assert torch.isfinite(total) and torch.isfinite(gradient).all() and gradient[0, 1] == 0
 
 
-def test_tokens_beyond_the_clamp_are_those_without_a_gradient():
+def test_beyond_the_clamp_no_gradient():
     # The loss of such a token is up to exp(20) = 4.9e8, and nothing pulls it back.
     new = torch.tensor([[0.0, 19.9, 20.1, -19.9, -20.1, math.inf, math.nan]], requires_grad=True)
     mask = torch.tensor([[True] * 6 + [False]])
@@ -55,7 +55,7 @@ def test_tokens_beyond_the_clamp_are_those_without_a_gradient():
         (1.0, 1.0, True),
     ],
 )
-def test_rewards_agree_where_they_differ_by_rounding_alone(low, high, same):
+def test_equal_up_to_rounding(low, high, same):
     groups = torch.tensor([[high, low, low]], dtype=torch.float64)
     assert all_equal(groups).tolist() == [[same]]
 
@@ -67,7 +67,7 @@ def test_unknown_estimator_is_refused():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-def test_logprobs_and_entropy_equal_their_definitions(temperature, dtype):
+def test_logprobs_and_entropy(temperature, dtype):
     # trl#3029: sampled from softmax(z / T), scored with softmax(z). In bfloat16 a quotient would be rounded again.
     torch.manual_seed(0)
     logits, tokens = (torch.randn(20, 11) * 3).to(dtype), torch.randint(11, (20,))
@@ -77,12 +77,12 @@ def test_logprobs_and_entropy_equal_their_definitions(temperature, dtype):
     assert torch.allclose(entropy.double(), -(exact.exp() * exact).sum(-1), atol=1e-5)
 
 
-def test_logprobs_are_float32_from_bfloat16_logits():
+def test_bfloat16_logits_give_float32():
     logprobs, entropy = logprobs_and_entropy(torch.randn(3, 5, dtype=torch.bfloat16), torch.tensor([0, 1, 2]), 1.0)
     assert logprobs.dtype == entropy.dtype == torch.float32
 
 
-def test_entropy_has_a_gradient_only_when_asked():
+def test_entropy_gradient_on_request():
     logits = torch.randn(3, 5, requires_grad=True)
     assert not logprobs_and_entropy(logits, torch.tensor([0, 1, 2]), 1.0)[1].requires_grad
     entropy = logprobs_and_entropy(logits.double(), torch.tensor([0, 1, 2]), 1.0, entropy_grad=True)[1]

@@ -17,15 +17,8 @@ import torch
 from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-import dapo
-import dcpo
-import dpo
-import dr_grpo
-import grpo
-import gspo
-import ppo
-import reward_model
-from harness.data import EMBEDDED
+from common.load import EMBEDDED
+from testbed import script
 
 START = EMBEDDED["embedded"]
 LIMIT = 20  # max_new_tokens: a completion of so many tokens and no stop token was cut
@@ -97,7 +90,7 @@ class Sampler:
     def __init__(self, tokenizer):
         self.tokenizer, self.visits, self.draws, self.seeds = tokenizer, Counter(), [], []
 
-    def __call__(self, model, prompts, n, temperature, top_p, seed, args):
+    def __call__(self, lm, tokenizer, prompts, n, temperature, top_p, seed, args):
         training = prompts[0].prompt != HELD_OUT
         groups = [self.group(prompt.prompt) if training else [completion(HELD_OUT, "short")] * n for prompt in prompts]
         if training:
@@ -113,8 +106,6 @@ class Sampler:
             "completions": torch.tensor([row + [0] * (T - len(row)) for row in tokens]),
             "completion_mask": mask,
             "truncated": torch.tensor([not ended for group in groups for _, ended in group]),
-            "prompt_index": torch.arange(len(prompts)).repeat_interleave(n)[:, None],
-            "rollout_logprobs": torch.where(mask, -2.0, 0.0),
         }
 
     def group(self, question):
@@ -448,27 +439,25 @@ def train_family(start, rollouts, paper, o):
                     log.note("policy", clip_fraction_low=(row.advantage < 0) & (ratio < low), ratio_max=ratio)
                     log.note("policy", clip_fraction_high=(row.advantage > 0) & (ratio > high), mean_prob=row.old.exp())
                     log.note("policy", kl_ref=kl, approx_kl=k3(row.old, new), entropy=entropy)
-                    log.note("rollout", logprob_gap=(-2 - row.old).abs())
                 (norm,) = step_of(optimizer, o, policy)
                 log.note("optim", loss=step_loss, grad_norm=norm)
     return policy, logs
 
 
 @pytest.mark.parametrize(
-    "module, paper, own",
+    "name, paper, own",
     [
-        (grpo, GRPO, {}),
-        (dr_grpo, DrGRPO, {}),
-        (dapo, DAPO, dict(overlong="soft", overlong_cache=8)),
-        (gspo, GSPO, dict(clip_low=0.1, clip_high=0.2)),
-        (dcpo, DCPO, dict(max_ratio=3.0)),
+        ("grpo", GRPO, {}),
+        ("dr_grpo", DrGRPO, {}),
+        ("dapo", DAPO, dict(overlong="soft", overlong_cache=8)),
+        ("gspo", GSPO, dict(clip_low=0.1, clip_high=0.2)),
+        ("dcpo", DCPO, dict(max_ratio=3.0)),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_group_relative(module, paper, own, start, tmp_path, monkeypatch):
+def test_group_relative(name, paper, own, start, tmp_path, monkeypatch):
     options = ROLLOUTS | own
     o = SimpleNamespace(**options, frame="{}")
-    rows, sampler, ratios = run_sampled(module, tmp_path, start, options, monkeypatch)
+    rows, sampler, ratios = run_sampled(script(name), tmp_path, start, options, monkeypatch)
     first, second = ([question for question, _ in draw] for draw in sampler.draws[:2])
     assert len(set(second)) == 3 and set(first) & set(second)  # one is drawn twice, one comes back: DCPO remembers
     draws, paper = [rows_of(draw, sampler.tokenizer, o) for draw in sampler.draws], paper(o)
@@ -615,7 +604,7 @@ PPO = ROLLOUTS | dict(
 
 @pytest.mark.parametrize("own", [{}, dict(kl_in="loss", dual_clip=1.2)], ids=["kl_in_reward", "kl_in_loss"])
 def test_ppo(own, start, tmp_path, monkeypatch):
-    logs = check_ppo(ppo, PPO | own, start, tmp_path, monkeypatch)
+    logs = check_ppo(script("ppo"), PPO | own, start, tmp_path, monkeypatch)
     happens = ["value/clip", "policy/clip_fraction_low", "policy/clip_fraction_high"]
     assert_happens(logs[0], *happens, *(["policy/dual_clip"] if "dual_clip" in own else []))
 
@@ -655,7 +644,7 @@ def test_ppo_with_a_reward_model(start, tmp_path, monkeypatch):
     scorer = save_random(AutoModelForSequenceClassification, tmp_path / "scorer", num_labels=1)
     own = dict(reward=[f"rm:{scorer}"], system_prompt="1+1=2", prompt_template="= {prompt}", max_steps=1)
     options = {name: value for name, value in PPO.items() if not name.startswith("reward")} | own
-    rows, sampler, _ = run_sampled(ppo, tmp_path, start, options, monkeypatch)
+    rows, sampler, _ = run_sampled(script("ppo"), tmp_path, start, options, monkeypatch)
     o, model = SimpleNamespace(frame="1+1=2\n\n= {}"), load(scorer, AutoModelForSequenceClassification)
     groups = rows_of(sampler.draws[0], sampler.tokenizer, o)
     with torch.no_grad():
@@ -753,7 +742,7 @@ def test_dpo(start, tmp_path):
     policy = load(start)
     remember(policy, [*pairs, held_out])
     logs = train_on_pairs(policy, lambda *pair, log: dpo_loss(policy, *pair, o, log), pairs, held_out, o)
-    assert_same(run_script(dpo, tmp_path, start, {"dataset": data, **DPO, "max_steps": -1}), logs)
+    assert_same(run_script(script("dpo"), tmp_path, start, {"dataset": data, **DPO, "max_steps": -1}), logs)
     assert_same_weights(tmp_path, start, policy)
 
 
@@ -806,5 +795,5 @@ def test_reward_model(start, tmp_path):
         return -logsigmoid(good - bad) + o.center_coef * (good + bad) ** 2
 
     logs = train_on_pairs(model, pair_loss, pairs, held_out, o)
-    assert_same(run_script(reward_model, tmp_path, start, {"dataset": data, **options, "max_steps": -1}), logs)
+    assert_same(run_script(script("reward_model"), tmp_path, start, {"dataset": data, **options, "max_steps": -1}), logs)
     assert_same_weights(tmp_path, start, model, AutoModelForSequenceClassification)

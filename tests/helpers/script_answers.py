@@ -4,21 +4,21 @@
     python vectors/check.py answers.json
 
 A step goes through the script's whole `update`: its micro-batches, denominators and backward passes. A table of
-log-probs replaces the model, and its gradient is the answer. A thread replaces each process.
+log-probs replaces the model's logits, and its gradient is the answer. A thread replaces each process.
 """
 
 import contextlib
 import inspect
 import json
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
 from torch import nn
 
-import common.batches
-from harness.metrics import Metrics
-from harness.pairs import Pair
+import common.masked
+from common.masked import Means
 from testbed import ALL, UPDATE, advantages_of, args_of, can_be_called, knows_advantages, ragged, script, totals_of
 from threads import Processes
 from vectors.check import load_cases
@@ -52,12 +52,14 @@ def takes_steps(module):
         return False
     if hasattr(module, "AdaptiveKL"):  # the recipe's `update` reads a KL that these cases do not have
         return False
-    return hasattr(module, "Penalty") or is_clipped(module)
+    if not hasattr(module, "logprobs_and_entropy"):  # the numbers of a table stand in its place
+        return False
+    return hasattr(module, "Penalty") or hasattr(module, "clip_bounds") or is_clipped(module)
 
 
 def is_clipped(module):
     """Return whether the script clips a ratio, of tokens or of rows. A fork may have any other loss."""
-    plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=NO_DUAL_CLIP, kl_coef=0.0, entropy_coef=0.0, dynamic_clip=False)
+    plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=NO_DUAL_CLIP, kl_coef=0.0, entropy_coef=0.0)
     up = torch.tensor([0.6, -0.5, 0.9], dtype=torch.float64)
     log_ratios = torch.stack([up, -up, up, -up])  # beyond the clip on both sides, tokens and the means of rows
     mask = torch.tensor([[True, True, True], [True, True, False]] * 2)
@@ -79,29 +81,32 @@ def is_clipped(module):
 
 
 class Tables(nn.Module):
-    """A policy, and for ppo.py a critic, whose forward returns numbers of a table."""
+    """A policy, and for ppo.py a critic, whose "logits" are a log-prob and an entropy of a table.
 
-    def __init__(self, batch, with_values):
+    Without gradients, before the updates, they are the old policy's. A prompt consists of its row's number.
+    """
+
+    def __init__(self, tables, with_values):
         super().__init__()
-        self.logprobs = nn.Parameter(batch["new_logprobs"].clone())
-        self.entropies = nn.Parameter(batch["entropies"].clone())
-        self.values = nn.Parameter(batch["values"].clone())
-        self.fixed = batch["fixed_logprobs"]
-        self.fixed_values = batch["old_values"]
+        self.logprobs = nn.Parameter(tables["new_logprobs"].clone())
+        self.entropies = nn.Parameter(tables["entropies"].clone())
+        self.values = nn.Parameter(tables["values"].clone())
+        self.old = tables["old_logprobs"]
+        self.old_values = tables["old_values"]
         self.with_values = with_values
         self.cuts = []  # the rows of each forward of an update
 
-    def forward(self, micro, with_entropy=True, entropy_grad=False):
-        """Return the old policy's numbers before the updates, which do not ask for the entropy."""
-        rows = micro["row_of_table"][:, 0]
-        width = micro["completions"].shape[1]
-        tables = self.fixed, None, self.fixed_values
-        if with_entropy:
+    def forward(self, input_ids, logits_to_keep, **inputs):
+        rows = input_ids[:, 0]
+        logprobs, values = self.old, self.old_values
+        if torch.is_grad_enabled():
             self.cuts.append(rows.tolist())
-            entropies = self.entropies if entropy_grad else self.entropies.detach()
-            tables = self.logprobs, entropies, self.values
-        found = [None if table is None else table[rows, :width] for table in tables]
-        return found if self.with_values else found[:2]
+            logprobs, values = self.logprobs, self.values
+        tables = [table[rows, : logits_to_keep - 1] for table in (logprobs, self.entropies, values)]
+        # The last position predicts nothing.
+        logprobs, entropies, values = [nn.functional.pad(table, (0, 1)) for table in tables]
+        logits = torch.stack([logprobs, entropies], dim=-1)
+        return (logits, values) if self.with_values else SimpleNamespace(logits=logits)
 
 
 class Reference(nn.Module):
@@ -109,8 +114,26 @@ class Reference(nn.Module):
         super().__init__()
         self.table = table
 
-    def forward(self, micro, with_entropy):
-        return self.table[micro["row_of_table"][:, 0], : micro["completions"].shape[1]], None
+    def forward(self, input_ids, logits_to_keep, **inputs):
+        logprobs = nn.functional.pad(self.table[input_ids[:, 0], : logits_to_keep - 1], (0, 1))
+        return SimpleNamespace(logits=torch.stack([logprobs, logprobs], dim=-1))
+
+
+def numbers_of_tables(logits, tokens, temperature, with_entropy=True, entropy_grad=False):
+    """In the place of `logprobs_and_entropy`."""
+    logprobs, entropies = logits.unbind(dim=-1)
+    return logprobs, entropies if entropy_grad else entropies.detach()
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    """Set the dtype of new tensors, such as the zeros that log-probs are written into."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class Gradients:
@@ -146,46 +169,44 @@ def pieces_of(inputs, rows):
 def step_batch(inputs, table, dtype):
     """Return the batch of a rollout whose rows have the lengths of those of `table`."""
     values, tokens = ragged(table, dtype)
-    rows = len(table)
+    rows, width = values.shape
     mask = ragged(inputs["mask"])[0].bool() if "mask" in inputs else tokens
     refuse_unless(all(inputs.get("scored") or [1]), "a row without a reward gets the mean of its group")
-    batch = {
-        "row_of_table": torch.arange(rows)[:, None],
-        "prompts": torch.zeros(rows, 1).long(),
-        "prompt_mask": torch.ones(rows, 1).bool(),
-        "prompt_index": torch.tensor(inputs.get("groups") or [0] * rows)[:, None],
-        "completions": torch.zeros(values.shape).long(),
+    return {
+        "prompts": torch.arange(rows)[:, None].expand(rows, width + 1),
+        # With its completion each row has `width + 1` tokens, so that sorting by length keeps the order.
+        "prompt_mask": torch.cat([tokens, torch.zeros(rows, 1).bool()], dim=1).logical_not().sort().values,
+        "completions": torch.zeros(rows, width).long(),
         "completion_mask": tokens,
         "loss_mask": mask,
         "rewards": torch.zeros(rows),
         "truncated": torch.zeros(rows).bool(),
+        "advantages": advantages_of_rows(inputs, values, dtype),
     }
-    return batch
 
 
-def add_tables(batch, inputs, dtype):
-    """Add the columns of numbers, with zeros for what the case does not give."""
+def advantages_of_rows(inputs, values, dtype):
+    advantages = inputs.get("advantages")
+    if advantages is None:
+        return torch.zeros_like(values)
+    if isinstance(advantages[0], list):
+        return ragged(advantages, dtype)[0]
+    return torch.tensor(advantages, dtype=dtype)[:, None]
+
+
+def tables_of(inputs, batch, dtype):
+    """Return {name: table} of the numbers of a model, with zeros for what the case does not give."""
     zeros = torch.zeros(batch["completions"].shape, dtype=dtype)
     given = {
         "new_logprobs": "logprobs",
-        "fixed_logprobs": "old_logprobs",
+        "old_logprobs": "old_logprobs",
         "ref_logprobs": "ref_logprobs",
         "entropies": "entropies",
         "values": "values",
         "old_values": "old_values",
         "returns": "returns",
     }
-    for column, name in given.items():
-        batch[column] = ragged(inputs[name], dtype)[0] if name in inputs else zeros
-    if "sampler_logprobs" in inputs:
-        batch["rollout_logprobs"] = ragged(inputs["sampler_logprobs"], dtype)[0]
-    advantages = inputs.get("advantages")
-    if advantages is None:
-        batch["advantages"] = zeros
-    elif isinstance(advantages[0], list):
-        batch["advantages"] = ragged(advantages, dtype)[0]
-    else:
-        batch["advantages"] = torch.tensor(advantages, dtype=dtype)[:, None]
+    return {column: ragged(inputs[name], dtype)[0] if name in inputs else zeros for column, name in given.items()}
 
 
 def step_args(module, options, rows, groups):
@@ -205,10 +226,8 @@ def step_args(module, options, rows, groups):
     refuse_unless(offers(module, "ratio_level") == (ratio != "token"), f"no ratio of the kind {ratio}")
     if offers(module, "ratio_level"):
         args["ratio_level"] = "token" if ratio == "sequence_token" else "sequence"
-    moves = offers(module, "dynamic_clip", "max_ratio")
-    refuse_unless(moves or "max_ratio" not in options, "no bounds that move with the probability")
-    if moves:
-        args |= {"dynamic_clip": "max_ratio" in options, "max_ratio": options.get("max_ratio", 10.0)}
+    refuse_unless(offers(module, "max_ratio") == ("max_ratio" in options), "other bounds of the ratio")
+    args |= {option: options[option] for option in ("max_ratio",) if option in options}
     refuse_unless("sampler_cap" not in options, "no importance sampling against another sampler")
     refuse_unless(options.get("empty_rows_count", True), "rows whose tokens are all masked are still rows")
     args["kl_coef"] = options["kl"]["coef"] if "kl" in options else 0.0
@@ -228,7 +247,7 @@ def with_penalty(module, args):
     return args
 
 
-MEANS = [{}, {"only_token_mean": True}, {"only_token_mean": False}, {"token_mean": "step"}, {"token_mean": "group"}]
+MEANS = [{}, {"token_mean": "step"}, {"token_mean": "group"}]
 
 
 def mean_args(module, options):
@@ -264,25 +283,35 @@ def mean_of(module, options):
 def updated(module, inputs, table, args, dtype):
     """Return the loss of a step by the script's `update`, and the gradients by its tables."""
     batch = step_batch(inputs, table, dtype)
-    add_tables(batch, inputs, dtype)
+    tables = tables_of(inputs, batch, dtype)
     pieces = pieces_of(inputs, len(table))
+    refuse_unless(len({len(sum(process, [])) for process in pieces}) == 1, "all processes have equally many rows")
     args.micro_batch_size = max(len(piece) for process in pieces for piece in process)
     has_critic = hasattr(module, "load_critic")
+
+    def add_advantages(accelerator, model, reference, micro_batches, *rest):
+        """In the place of a critic's: the case gives what it computes."""
+        for micro in micro_batches:
+            rows, width = micro["prompts"][:, 0], micro["completions"].shape[1]
+            for name in ("old_logprobs", "old_values", "returns", "ref_logprobs")[: 3 + (reference is not None)]:
+                micro[name] = tables[name][rows, :width]
 
     def one_process(accelerator):
         rows = [row for piece in pieces[accelerator.process_index] for row in piece]
         own = {name: column[rows] for name, column in batch.items()}
-        model, metrics = Tables(batch, has_critic), Metrics()
+        model, metrics = Tables(tables, has_critic), Means()
         optimizer = Gradients(model, has_critic)
-        reference = Reference(batch["ref_logprobs"]) if "ref_logprobs" in inputs else None
+        reference = Reference(tables["ref_logprobs"]) if "ref_logprobs" in inputs else None
         module.update(accelerator, model, reference, optimizer, own, args, metrics)
         cuts = pieces[accelerator.process_index]
         assert model.cuts[: len(cuts)] == cuts, "the script splits the rollout differently"
         return metrics.reduce(accelerator)["optim/loss"], optimizer.first
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(default_dtype(dtype))
+        stack.enter_context(mock.patch.object(module, "logprobs_and_entropy", numbers_of_tables))
         if has_critic:
-            stack.enter_context(mock.patch.object(module, "add_advantages", lambda *_: None))
+            stack.enter_context(mock.patch.object(module, "add_advantages", add_advantages))
         if has(module, "whiten", "accelerator", "batch", "args"):  # the case gives the advantages
             stack.enter_context(mock.patch.object(module, "whiten", lambda _, batch, args: batch["advantages"]))
         results = Processes(len(pieces), TIMEOUT).run(one_process)
@@ -333,26 +362,23 @@ def step_totals(module, inputs, options, dtype):
     steps = inputs["steps"]
     rows = len(inputs["mask"])
     batch = step_batch(inputs, inputs["mask"], dtype)
-    size = rows // len(set(inputs["groups"]))
-    args = module.Args(group_size=size, num_minibatches=len(steps), micro_batch_size=len(steps[0][0][0]))
+    refuse_unless(has(module, "split", "accelerator", "batch", "rows", "args"), "no micro-batches")
+    args = module.Args(group_size=rows // len(set(inputs["groups"])), micro_batch_size=len(steps[0][0][0]))
 
     def one_process(accelerator):
-        places = [row for pieces in steps for piece in pieces[accelerator.process_index] for row in piece]
-        own = {name: column[places] for name, column in batch.items()}
-        return module.split_rollout(accelerator, own, args)
+        splits = []
+        for step in steps:
+            step_rows = [row for piece in step[accelerator.process_index] for row in piece]
+            splits.append(module.split(accelerator, batch, step_rows, args))
+        return splits
 
     processes = Processes(len(steps[0]), TIMEOUT).run(one_process)
-    answer = {name: [] for name in ("tokens", "rows", "prompts")}
-    for step in range(len(steps)):
-        for name, numbers in answer.items():
-            numbers.append([[micro["totals"][name] for micro in split[step]] for split in processes])
-    group_tokens = {}
-    for micro in [micro for split in processes for step in split for micro in step]:
-        if "group_tokens" in micro["totals"]:  # of the recipe token_mean
-            rows_of_table = micro["row_of_table"][:, 0].tolist()
-            group_tokens |= zip(rows_of_table, micro["totals"]["group_tokens"][:, 0].tolist(), strict=True)
-    if group_tokens:
-        answer["group_tokens"] = [group_tokens[row] for row in range(rows)]
+    answer = {}
+    for name in processes[0][0][1]:
+        answer[name] = [
+            [[totals[name]] * len(micro_batches) for micro_batches, totals in step]
+            for step in zip(*processes, strict=True)
+        ]
     return answer
 
 
@@ -405,9 +431,10 @@ def whitened_advantages(module, groups, options, dtype):
 
 
 def smoothed_advantages(module, inputs, options, dtype):
-    refuse_unless(offers(module, "smooth_advantage") and knows_advantages(module), "no history of visits")
+    refuse_unless(hasattr(module, "smoothed_advantages") and knows_advantages(module), "no history of visits")
     refuse_unless(options["std_ddof"] == 0, "the deviation is that of the population")
-    args = module.Args(group_size=len(inputs["visits"][0]), smooth_advantage=options["smooth"])
+    refuse_unless(options["smooth"], "the advantages are always smoothed")
+    args = module.Args(group_size=len(inputs["visits"][0]))
     history = torch.zeros(1, 3, dtype=torch.float64)
     answer = {"advantages": [], "means": [], "variances": []}
     for rewards in inputs["visits"]:
@@ -421,7 +448,7 @@ def smoothed_advantages(module, inputs, options, dtype):
 def completion_mask(module, inputs, options, dtype):
     refuse_unless(hasattr(module, "rollout") and takes_steps(module), "no rollout")
     tokens = torch.tensor(inputs["tokens"])
-    mask, truncated = common.batches.completion_mask(tokens, options["stop_tokens"])
+    mask, truncated = common.masked.completion_mask(tokens, options["stop_tokens"])
     return {"mask": mask.int().tolist(), "truncated": truncated.tolist()}
 
 
@@ -543,20 +570,9 @@ class PairTables(nn.Module):
         return self.table[rows, : batch["completions"].shape[1]], None
 
 
-@contextlib.contextmanager
-def default_dtype(dtype):
-    """Set the dtype of new tensors, as pair_batch makes the reference log-probs from Python floats."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def updated_pairs(module, inputs, pairs, table, args):
     """Return the loss of a step of pairs by the script's `update`, and the gradient by the table."""
-    model, metrics = PairTables(table), Metrics()
+    model, metrics = PairTables(table), Means()
     optimizer = Gradients(model)
 
     def one_process(accelerator):
@@ -585,7 +601,7 @@ def preference_loss(module, inputs, options, dtype):
     for i in range(count):
         ids = [[i] * len(chosen[i]), [count + i] * len(rejected[i])]
         refs = [sum(inputs["ref_chosen_logprobs"][i]), sum(inputs["ref_rejected_logprobs"][i])]
-        pairs.append(Pair([0], *ids, *refs))
+        pairs.append(common.pairs.Pair([0], *ids, *refs))
     args = module.Args(
         loss=options["loss"],
         beta=options["beta"],
@@ -602,7 +618,7 @@ def preference_loss(module, inputs, options, dtype):
 def reward_model_loss(module, inputs, options, dtype):
     refuse_unless(hasattr(module, "reward_loss"), "no reward model")
     count = len(inputs["chosen"])
-    pairs = [Pair([0], [i], [count + i]) for i in range(count)]
+    pairs = [common.pairs.Pair([0], [i], [count + i]) for i in range(count)]
     args = module.Args(center_coef=options["center_coef"], **pair_sizes(inputs, count))
     table = torch.tensor([*inputs["chosen"], *inputs["rejected"]], dtype=dtype)
     loss, gradient = updated_pairs(module, inputs, pairs, table, args)
