@@ -13,6 +13,7 @@ log pi of right and of wrong completions, and the constant baseline of least var
 """
 
 import argparse
+import contextlib
 import importlib
 import sys
 from pathlib import Path
@@ -24,29 +25,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the script
 
 import recipes
 
-from common.batches import decode_completions, split_rollout
-from harness.data import PromptSampler, load_prompts
-from harness.loading import load_policy, load_tokenizer
-from harness.reward_functions import load_rewards
+from common.load import PromptSampler, load_policy, load_prompts
+from common.rewards import decode_completions, load_rewards
 
 SEEDS = 3
 ROLLOUTS = 16
 
 
-def step_gradients(modules, policy, micro_batches, args):
+def step_gradients(modules, lm, micro_batches, totals, args):
     """Return the gradient (N,) of one optimizer step by each module, float64.
 
     A module's advantages are the column of each micro-batch with its name.
     """
     gradients = [0] * len(modules)
     for micro in micro_batches:
-        logprobs, _ = policy(micro, with_entropy=False)
+        logprobs, _ = modules[0].completion_logprobs(lm, micro, args[0])
         for i, module in enumerate(modules):
             mask = micro["loss_mask"]
             advantages = micro[module.__name__]
             losses, _ = module.policy_loss(logprobs, logprobs.detach(), advantages, mask, args[i])
-            loss = (losses * module.token_weights(mask, micro["totals"], args[i])).sum()
-            parts = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True)
+            loss = (losses * module.token_weights(mask, totals, args[i])).sum()
+            parts = torch.autograd.grad(loss, list(lm.parameters()), retain_graph=True)
             gradients[i] = gradients[i] + torch.cat([part.flatten() for part in parts]).double()
     return gradients
 
@@ -63,19 +62,20 @@ def relative_variance(gradients):
 
 
 def rollouts(module, args, number):
-    """Yield (policy, batch) of `number` rollouts; the batch has `rewards` and `loss_mask`."""
-    tokenizer = load_tokenizer(args)
-    policy = load_policy(args, tokenizer, Accelerator(cpu=True))
-    reward_functions = load_rewards(args)
-    prompts, _ = load_prompts(args, tokenizer)
-    sampler = PromptSampler(prompts, args.seed)
+    """Yield (lm, batch) of `number` rollouts; the batch has `rewards` and `loss_mask`."""
+    accelerator = Accelerator(cpu=True)
+    with contextlib.redirect_stdout(None):  # they print what a run prints at its start
+        tokenizer, lm = load_policy(args, accelerator)
+        prompts, _ = load_prompts(args, tokenizer)
+    functions, sampler = load_rewards(args), PromptSampler(prompts, args.seed, accelerator)
+    n, temperature = args.group_size, args.temperature
     for step in range(number):
         drawn = sampler.draw(args.prompts_per_step)
         seed = (args.seed, 0, step)
-        batch = module.rollout(policy, drawn, args.group_size, args.temperature, 1.0, seed, args)
+        batch = module.rollout(lm, tokenizer, drawn, n, temperature, 1.0, seed, args)
         completions = decode_completions(tokenizer, batch)
-        rewards, _ = module.compute_rewards(reward_functions, drawn, completions, args.group_size)
-        yield policy, batch | {"rewards": rewards, "loss_mask": batch["completion_mask"]}
+        rewards, _ = module.compute_rewards(functions, drawn, completions, n)
+        yield lm, batch | {"rewards": rewards, "loss_mask": batch["completion_mask"]}
 
 
 def options_of(module, model, seed, **sizes):
@@ -92,12 +92,13 @@ def measure(modules, model, shift, seed, number, **sizes):
     args = [options_of(module, model, seed, **sizes) for module in modules]
     accelerator = Accelerator(cpu=True)
     gradients = []
-    for policy, batch in rollouts(first, args[0], number):
+    for lm, batch in rollouts(first, args[0], number):
         for i, module in enumerate(modules):
             advantages = module.compute_advantages(batch["rewards"] + shift, args[i])
             batch[module.__name__] = advantages.float()
-        (micro_batches,) = split_rollout(accelerator, batch, args[0])
-        gradients.append(step_gradients(modules, policy, micro_batches, args))
+        rows = range(len(batch["rewards"]))
+        micro_batches, totals = first.split(accelerator, batch, rows, args[0])
+        gradients.append(step_gradients(modules, lm, micro_batches, totals, args))
     found = {}
     for i, module in enumerate(modules):
         found[module.__name__] = relative_variance(torch.stack([row[i] for row in gradients]))
@@ -110,13 +111,14 @@ def best_baseline(module, model, seed, **sizes):
     These are the mean reward, and the b that minimizes the mean of (R - b)^2 |grad log pi|^2, which
     is the mean of the rewards with weights |grad log pi|^2.
     """
-    ((policy, batch),) = rollouts(module, options_of(module, model, seed, **sizes), 1)
+    args = options_of(module, model, seed, **sizes)
+    ((lm, batch),) = rollouts(module, args, 1)
     rewards = batch.pop("rewards")
     squares = []
     for row in range(len(rewards)):
         alone = {name: column[row : row + 1] for name, column in batch.items()}
-        logprobs, _ = policy(alone, with_entropy=False)
-        parts = torch.autograd.grad(logprobs.sum(), list(policy.parameters()))
+        logprobs, _ = module.completion_logprobs(lm, alone, args)
+        parts = torch.autograd.grad(logprobs.sum(), list(lm.parameters()))
         squares.append(sum(float(part.square().sum()) for part in parts))
     squares = torch.tensor(squares, dtype=torch.float64)
     return {

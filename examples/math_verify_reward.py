@@ -20,7 +20,7 @@ import sys
 import threading
 
 from common.answers import MAX_ANSWER, answers_match, extract_answer
-from harness.errors import InputError
+from common.run import Exit
 
 SECONDS = 5.0  # a comparison that takes longer counts as wrong
 LOCK = threading.Lock()  # of the process's only pipe
@@ -69,12 +69,12 @@ def math_verify_reward(completion: str, answer: str, truncated: bool = False) ->
 def comparing_process(parent: int) -> subprocess.Popen:
     """Start the process that compares for `parent`, beyond the reach of signals to the run."""
     if importlib.util.find_spec("math_verify") is None:
-        raise InputError("--reward math_verify: pip install 'math-verify[antlr4_13_2]'")
+        raise Exit("--reward math_verify: pip install 'math-verify[antlr4_13_2]'")
     program = f"import json, logging, signal, sys\n{inspect.getsource(compare)}compare()"
     options = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     process = subprocess.Popen([sys.executable, "-P", "-c", program], **options)
     if process.stdout.readline() != "ready\n":
-        raise InputError("reward math_verify: its process did not start")
+        raise Exit("reward math_verify: its process did not start")
     return process
 
 

@@ -10,6 +10,7 @@ python grpo.py --prompts_per_step 2 --group_size 4 --max_new_tokens 27 --num_epo
 
 import argparse
 import copy
+import math
 import signal
 import sys
 from pathlib import Path
@@ -26,13 +27,10 @@ import dr_grpo
 import grpo
 import gspo
 import ppo
-from common.batches import decode_completions, split_rollout
-from harness.data import PromptSampler, load_prompts
-from harness.loading import load_policy, load_tokenizer
-from harness.metrics import Metrics
-from harness.optimization import adamw, clip_grad_norm
-from harness.pairs import Pair, pair_batches
-from harness.reward_functions import load_rewards
+from common.load import PromptSampler, load_policy, load_prompts
+from common.masked import Means, trim_rows
+from common.pairs import Pair, pair_batches
+from common.rewards import decode_completions, load_rewards
 
 SIZES = dict(prompts_per_step=2, group_size=4, max_new_tokens=27)
 WRONG, LONG, SHORT, CUT = 0, 1, 2, 5  # rows: wrong; right with 25 tokens; right with 7; cut off
@@ -60,7 +58,7 @@ def table(title, *rows):
 
 
 def rows_of(module, args, functions, prompts, texts, batch):
-    """Return the micro-batch of a script for the rollout, with its rewards and advantages."""
+    """Return the micro-batch of a script for the rollout, and the totals of its step."""
     rewards, _ = module.compute_rewards(functions, prompts, texts, args.group_size)
     if module is dapo:
         rewards = rewards + dapo.overlong_penalty(batch["completion_mask"].sum(dim=1), args)
@@ -72,30 +70,30 @@ def rows_of(module, args, functions, prompts, texts, batch):
         batch["advantages"] = module.compute_advantages(rewards, args).float()
     if module is dapo:  # trains on groups whose rewards differ: the first one
         batch = {name: column[: args.group_size] for name, column in batch.items()}
-    (micro_batches,) = split_rollout(accelerator(), batch, args)
-    (micro,) = micro_batches
-    return micro
+    rows = range(len(batch["rewards"]))
+    _, totals = module.split(accelerator(), batch, rows, args)
+    return trim_rows(batch, list(rows)), totals
 
 
-def backward(module, args, model, micro):
+def backward(module, args, model, micro, totals):
     """Run a forward and backward of a script, and return what it computed."""
     model.zero_grad()
-    logprobs, _ = model(micro)
+    logprobs, _ = module.completion_logprobs(model, micro, args)
     mask = micro["loss_mask"]
     ref_logprobs = micro.get("ref_logprobs")
     losses, stats = module.policy_loss(
         logprobs, micro["old_logprobs"], micro["advantages"], mask, args, ref_logprobs
     )
-    weights = module.token_weights(mask, micro["totals"], args)
+    weights = module.token_weights(mask, totals, args)
     loss = (losses * weights).sum()
     loss.backward()
     found = stats | {"logprobs": logprobs, "losses": losses, "weights": weights, "loss": loss}
     return {name: value.detach() for name, value in found.items()}
 
 
-def norm_of(model, max_norm=0):
-    """Return the norm of the gradient, and then clip it to `max_norm` (0: off)."""
-    return float(clip_grad_norm(accelerator(), model.parameters(), max_norm))
+def norm_of(model, max_norm=math.inf):
+    """Return the norm of the gradient, and then clip it to `max_norm`."""
+    return float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
 
 
 def second_update(module, old, new, reference, functions, rollout):
@@ -103,17 +101,17 @@ def second_update(module, old, new, reference, functions, rollout):
     args = module.Args(**SIZES, num_minibatches=1)
     if module is dapo:
         args.overlong_cache = 7  # a quarter of max_new_tokens
-    micro = rows_of(module, args, functions, *rollout)
+    micro, totals = rows_of(module, args, functions, *rollout)
     with torch.no_grad():
-        micro["old_logprobs"], _ = old(micro, with_entropy=False)
+        micro["old_logprobs"], _ = module.completion_logprobs(old, micro, args)
         if args.kl_coef:
-            micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
+            micro["ref_logprobs"], _ = module.completion_logprobs(reference, micro, args)
     if module is ppo:
         with torch.no_grad():
             critic = ppo.load_critic(args, old)
             micro["old_values"] = critic(micro, critic.token_states(micro))
         ppo.add_advantages(accelerator(), [micro], args, Metrics())
-    found = backward(module, args, new, micro)
+    found = backward(module, args, new, micro, totals)
     low, high = 1 - args.clip_low, 1 + args.clip_high
     if module is dcpo:
         bounds = dcpo.clip_bounds(micro["old_logprobs"], micro["loss_mask"], args)
@@ -152,14 +150,13 @@ def pair_update(old, new, rollout):
 def main():
     torch.set_printoptions(precision=3, sci_mode=False, linewidth=250)
     args = grpo.Args(**SIZES, num_epochs=2, seed=51, generate_batch_size=0, eval_prompts=8)
-    tokenizer = load_tokenizer(args)
     functions = load_rewards(args)
+    tokenizer, policy = load_policy(args, accelerator())
     train_prompts, _ = load_prompts(args, tokenizer)
-    policy = load_policy(args, tokenizer, accelerator(), args.temperature)
     reference = copy.deepcopy(policy)
-    prompts = PromptSampler(train_prompts, args.seed).draw(args.prompts_per_step)
-    seed = (args.seed, 0, 1)
-    batch = grpo.rollout(policy, prompts, args.group_size, args.temperature, 1.0, seed, args)
+    prompts = PromptSampler(train_prompts, args.seed, accelerator()).draw(args.prompts_per_step)
+    n, seed = args.group_size, (args.seed, 0, 1)
+    batch = grpo.rollout(policy, tokenizer, prompts, n, args.temperature, 1.0, seed, args)
     texts = decode_completions(tokenizer, batch)
     lengths = batch["completion_mask"].sum(dim=1).tolist()
     shown = [repr(text.text) + (" is cut off" if text.truncated else "") for text in texts]
@@ -169,7 +166,7 @@ def main():
     )
     print(f"\ncompletions\n{batch['completions']}")
 
-    micro = rows_of(grpo, args, functions, prompts, texts, batch)
+    micro, totals = rows_of(grpo, args, functions, prompts, texts, batch)
     groups = micro["rewards"].view(-1, args.group_size)
     mean = groups.mean(dim=1).repeat_interleave(4)
     std = groups.std(dim=1).repeat_interleave(4)
@@ -177,19 +174,18 @@ def main():
     rows = zip(range(8), *(column.tolist() for column in columns), strict=True)
     table("2. Rewards and advantages", ["row", "R", "mean of the group", "std", "A"], *rows)
 
-    optimizer = adamw(policy, args)
+    optimizer = torch.optim.AdamW(policy.parameters(), args.learning_rate, weight_decay=0.0)
     with torch.no_grad():
-        micro["old_logprobs"], _ = policy(micro, with_entropy=False)
-        micro["ref_logprobs"], _ = reference(micro, with_entropy=False)
-    first = backward(grpo, args, policy, micro)
+        micro["old_logprobs"], _ = grpo.completion_logprobs(policy, micro, args)
+        micro["ref_logprobs"], _ = grpo.completion_logprobs(reference, micro, args)
+    first = backward(grpo, args, policy, micro, totals)
     first_norm = norm_of(policy, args.max_grad_norm)
     optimizer.step()
-    totals = {name: micro["totals"][name] for name in ("tokens", "rows", "prompts")}
     loss = digits(first["loss"])
     norm = digits(first_norm, 3)
     print(f"\n3. The first update\n\ntotals {totals}, loss {loss}, gradient norm {norm}")
 
-    second = backward(grpo, args, policy, micro) | {"old": micro["old_logprobs"]}
+    second = backward(grpo, args, policy, micro, totals) | {"old": micro["old_logprobs"]}
     second_norm = norm_of(policy)
     second["loss x weight"] = second["losses"] * second["weights"]
     names = "old", "logprobs", "ratio_max", "kl_ref", "losses"

@@ -18,7 +18,7 @@ These files are Python. Their definitions are merged into the script by name:
 - `LINES = {"a line of the script": "its replacement"}` replaces single lines, for example in
   `main`. The line must occur in the script exactly once.
 - The file may use whatever the script defines or imports, without importing it.
-- The docstring becomes the script's, and the script's runs get the name of the file.
+- The docstring becomes the script's.
 """
 
 import ast
@@ -59,6 +59,9 @@ SCRIPTS = {  # all others are based on grpo.py
     "tis": "dapo.py",
     "gmpo": "gspo.py",
 }
+
+
+MAX_LINE = 100  # characters of a line
 
 
 def files():
@@ -164,8 +167,8 @@ def nodes_of(trees):
         yield from ast.walk(tree)
 
 
-def put(patch, script, name):
-    """Return the text of a script merged with that of a file; its runs get this name.
+def put(patch, script):
+    """Return the text of a script merged with that of a file.
 
     Raise ValueError for names that the script lacks, because they were renamed or because the file
     is made for another script. What it defines would do nothing, and what it calls would be
@@ -180,9 +183,6 @@ def put(patch, script, name):
     put_options(new, script)
     put_functions(new, script)
     put_lines(new, script)
-    for node in ast.walk(script.functions["main"]):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Run":
-            script.rename(node, f'"{node.args[0].value}"', f'"{name}"')
     return with_imports(script.result(), new)
 
 
@@ -245,7 +245,9 @@ def with_imports(text, new):
     replaced = script.functions.keys() - new.names()  # by functions of the same name
     unused = replaced | (script.imported - script.names())
     added = {
-        node.module: names_of(node) for node in new.imports if isinstance(node, ast.ImportFrom)
+        node.module: names_of(node) - script.imported
+        for node in new.imports
+        if isinstance(node, ast.ImportFrom)
     }
     for node in script.imports:
         if isinstance(node, ast.ImportFrom):
@@ -253,7 +255,7 @@ def with_imports(text, new):
             if names != names_of(node):
                 script.replace(node, import_line(node.module, names))
     for node in new.imports:
-        if isinstance(node, ast.Import) or node.module in added:
+        if isinstance(node, ast.Import) or added.get(node.module):
             script.insert(import_place(node, script), new.text(node))
     return script.result()
 
@@ -273,8 +275,14 @@ def names_of(node):
 
 
 def import_line(module, names):
-    ordered = sorted(names, key=import_order)
-    return f"from {module} import {', '.join(ordered)}" if names else ""
+    """Return the import of these names, in several lines where one would be too long."""
+    lines = []
+    for name in sorted(names, key=import_order):
+        if lines and len(f"{lines[-1]}, {name}") <= MAX_LINE:
+            lines[-1] += f", {name}"
+        else:
+            lines.append(f"from {module} import {name}")
+    return "\n".join(lines)
 
 
 def import_order(name):
@@ -299,9 +307,7 @@ def made(name, script=None):
         raise ValueError(f"no script {script}: it is a file beside grpo.py")
     path = files()[name]
     try:
-        return put(
-            path.read_text(encoding="utf-8"), (ROOT / script).read_text(encoding="utf-8"), name
-        )
+        return put(path.read_text(encoding="utf-8"), (ROOT / script).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.relative_to(ROOT)} cannot be put into {script}: {error}") from None
 
@@ -340,7 +346,7 @@ def write(text, name):
 def run(text, name, options):
     sys.path.insert(0, str(ROOT))
     module = load(text, name)
-    with module.clean_exit():
+    with module.run.clean_exit():
         module.main(options)
 
 

@@ -13,6 +13,7 @@ SmolLM2, so its scores do not compare with published ones.
 """
 
 import argparse
+import functools
 import hashlib
 import importlib.util
 import json
@@ -43,23 +44,29 @@ QUESTIONS = {"What is 3 + 4?": "7", "What is the capital of France?": "Paris"}
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-def last_number(completions, completion_ids, answer, truncated, log_metric, kind=None, **columns):
+def last_number(completions, answer, truncated, **columns):
     """Return 1.0 where the last number of a completion is the answer, else 0.0.
 
-    Log the mean, of each kind if the data has kinds, and the length of wrong answers in tokens. A
-    number at the very end of a truncated completion is wrong, since it may lack digits.
+    A number at the very end of a truncated completion is wrong, since it may lack digits.
     """
-    rewards, names = [], kind or ["right"] * len(answer)
-    for text, ids, gold, cut, name in zip(
-        completions, completion_ids, answer, truncated, names, strict=True
-    ):
+    rewards = []
+    for text, gold, cut in zip(completions, answer, truncated, strict=True):
         *_, last = [None, *NUMBER.finditer(text)]
         whole = last and not (cut and last.end() == len(text))
         rewards.append(float(bool(whole) and float(last[0].replace(",", "")) == float(gold)))
-        log_metric(name, rewards[-1])
-        if not rewards[-1]:
-            log_metric("wrong_tokens", len(ids))
     return rewards
+
+
+def of_kind(name, kind, **columns):
+    """Return the rewards of one kind of problem, None for the others."""
+    pairs = zip(last_number(**columns), kind, strict=True)
+    return [reward if own == name else None for reward, own in pairs]
+
+
+# For mix/, with --reward_weights 0: logged as reward_terms/sums, ...
+sums = functools.partial(of_kind, "sum")
+differences = functools.partial(of_kind, "difference")
+threes = functools.partial(of_kind, "three")
 
 
 def term(rng):

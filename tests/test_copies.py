@@ -1,4 +1,4 @@
-"""A fork is a copy of some files: a script runs with common/ and harness/ alone, and its test with its helpers."""
+"""A fork is a copy of some files: a script runs with common/ alone, and its test with its helpers."""
 
 import ast
 import re
@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from processes import run_processes
+from small_run import same_run
 from testbed import ALL, ROOT, metric_rows
 
 COPIED = "tests/helpers/copied.py"
@@ -23,24 +24,23 @@ def copy(folder, *paths):
 
 
 def with_fast(names):
-    """Each script without fast/; grpo.py with it too, where that is here."""
+    """Each script without fast/; grpo.py --fast too, where that is here."""
     return [(name, ()) for name in names] + [("grpo", ("fast",))] * (ROOT / "fast").is_dir()
 
 
 @pytest.mark.parametrize("name, more", with_fast(ALL))
-def test_a_script_with_common_and_harness_runs_in_an_empty_folder(name, more, tmp_path):
-    """It trains, evaluates and saves, grpo.py also resumes, and an unknown option is one line."""
-    copy(tmp_path, f"{name}.py", "common", "harness", *more)
-    steps = [1, 2] if name == "grpo" else [1]
-    result = run_processes(COPIED, "run", tmp_path, f"{name}.py", *map(str, steps), cwd=tmp_path)
+def test_a_script_and_common_are_enough(name, more, tmp_path):
+    """It trains, evaluates and saves; after a kill it resumes to the same bits; an unknown option is one line."""
+    copy(tmp_path, f"{name}.py", "common", *more)
+    words = [f"--{folder}" for folder in more]
+    result = run_processes(COPIED, "run", tmp_path, f"{name}.py", *words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (error,) = re.findall(rf"^{name}\.py: error: (.*)$", result.stderr, re.MULTILINE)
     assert error.startswith("unknown option --num_generations")
-    rows = metric_rows(tmp_path / "run")
-    assert [row["step"] for row in rows if any(key.startswith("optim/") for key in row)] == steps
+    same_run(tmp_path / "straight", tmp_path / "killed")
+    rows = metric_rows(tmp_path / "killed")
+    assert [row["step"] for row in rows if any(key.startswith("optim/") for key in row)] == [1, 2]
     assert any(key.startswith("eval/") for row in rows for key in row)
-    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == len(steps)
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
 def named(path, found=()):
@@ -58,7 +58,7 @@ def named(path, found=()):
 
 def test_the_tests_of_a_script_pass_beside_it_alone(tmp_path):
     helpers = named("tests/test_grpo.py") | named("tests/conftest.py")
-    copy(tmp_path, "grpo.py", "common", "harness", "pyproject.toml", *sorted(helpers))
+    copy(tmp_path, "grpo.py", "common", "pyproject.toml", *sorted(helpers))
     result = run_processes(COPIED, "test", tmp_path, "tests/test_grpo.py", cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:]
     assert re.search(r"^[1-9]\d* passed", result.stdout, re.MULTILINE), result.stdout[-300:]
@@ -69,9 +69,9 @@ FAST = "bad_input or cases_say or first_ratio or valid_tokens or not_finite"
 
 
 @pytest.mark.beside("examples", "vectors")
-def test_the_suites_run_over_a_copy_of_each_script_under_another_name(tmp_path):
+def test_the_suites_know_no_name(tmp_path):
     """The fast half of what `pytest --script` runs: no test depends on the name of a script."""
-    copy(tmp_path, "conftest.py", "pyproject.toml", "common", "harness", "tests", "examples", "vectors")
+    copy(tmp_path, "conftest.py", "pyproject.toml", "common", "tests", "examples", "vectors")
     words = []
     for name in ALL:
         shutil.copy(ROOT / f"{name}.py", tmp_path / f"own_{name}.py")

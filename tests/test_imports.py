@@ -1,4 +1,4 @@
-"""Imports run one way: from scripts to harness/ to common/, with fast/ behind one door, and never in a circle."""
+"""Imports run one way: from scripts to common/, with fast/ behind one door, and never in a circle."""
 
 import ast
 import graphlib
@@ -9,9 +9,14 @@ import pytest
 
 from testbed import ALL, ROOT, SHIPPED
 
-ROOMS = ("common", "harness", "fast")
+ROOMS = ("common", "fast")
 PATHS = [path for room in ROOMS for path in sorted((ROOT / room).glob("*.py"))]
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PATHS}
+STEP = {  # {module of a step: what it imports of ours}
+    "common.masked": set(),
+    "common.answers": set(),
+    "common.rewards": {"common.answers", "common.run"},
+}
 NEIGHBOURS = {"tools", "lab", "examples", "tests", "vectors"}  # beside the path of a step
 ALGORITHMS = {"grpo", "gspo", "dapo", "dcpo", "ppo", "dpo"} | {*ALL} - {"reward_model"}
 
@@ -37,41 +42,35 @@ IMPORTS = {module: imported(path) for module, path in FILES.items()}
 IN_ROOM = {room: [module for module in FILES if module.startswith(f"{room}.")] for room in ROOMS}
 
 
+@pytest.mark.parametrize("module, needs", STEP.items())
+def test_the_step_needs_torch_alone(module, needs):
+    assert packages(IMPORTS[module]) <= {"torch", "common"}
+    assert IMPORTS[module] & FILES.keys() <= needs
+
+
 @pytest.mark.parametrize("module", IN_ROOM["common"])
-def test_common_needs_torch_transformers_numpy_and_itself(module):
-    assert packages(IMPORTS[module]) <= {"torch", "transformers", "numpy", "common"}
-
-
-@pytest.mark.parametrize("module", IN_ROOM["harness"])
-def test_harness_needs_common_and_no_script_or_neighbour(module):
-    """One line of the parser reaches tools/ for its hints, and one line of the loader reaches fast/, if they exist."""
-    doors = {"harness.args": {"tools.names", "tools.names.hints"}}
-    doors["harness.loading"] = {"fast.shortcuts", "fast.shortcuts.find_shortcuts"}
-    used = packages(IMPORTS[module] - doors.get(module, set()))
-    assert not used & {*ALL, *NEIGHBOURS, "fast"}
+def test_common_needs_no_script_or_neighbour(module):
+    assert not packages(IMPORTS[module]) & {*ALL, *NEIGHBOURS, "fast"}
 
 
 @pytest.mark.parametrize("module", IN_ROOM["fast"])
-def test_fast_needs_common_and_the_errors_of_harness(module):
-    assert packages(IMPORTS[module]) <= {"torch", "transformers", "common", "fast", "harness"}
-    ours = {name for name in IMPORTS[module] & FILES.keys() if name.startswith("harness.")}
-    assert ours <= {"harness.errors"}
+def test_fast_needs_common_alone(module):
+    assert packages(IMPORTS[module]) <= {"torch", "transformers", "accelerate", "common", "fast"}
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name in SHIPPED])
-def test_a_script_needs_common_and_harness_in_two_blocks(name):
+def test_a_script_names_its_step_first(name):
     path = ROOT / f"{name}.py"
-    assert packages(imported(path)) <= {"torch", "transformers", "accelerate", "numpy", "common", "harness"}
-    block = None
-    for line in path.read_text(encoding="utf-8").splitlines():
-        block = {"# The algorithm.": "common", "# What runs it.": "harness"}.get(line, block)
-        if match := re.match(r"from (common|harness)\.", line):
-            assert match[1] == block, line
+    assert packages(imported(path)) <= {"torch", "transformers", "accelerate", "numpy", "common", "fast"}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    step, rest = (lines.index(comment) for comment in ("# The step.", "# What runs it."))
+    for number, line in enumerate(lines):
+        if match := re.match(r"from (common\S*) import", line):
+            assert (step < number < rest) == (match[1] in STEP), line
 
 
 def test_no_file_imports_itself_by_way_of_others():
     graph = {module: names & FILES.keys() for module, names in IMPORTS.items()}
-    graph["harness.loading"].discard("fast.shortcuts")  # imported when a model is loaded
     graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the files of a circle
 
 
@@ -94,8 +93,8 @@ def words_of_code(path):
                 yield getattr(node, "lineno", 0), word
 
 
-@pytest.mark.parametrize("module", [*IN_ROOM["common"], *IN_ROOM["harness"]])
-def test_no_file_of_common_and_harness_knows_an_algorithm_by_name(module):
+@pytest.mark.parametrize("module", IN_ROOM["common"])
+def test_common_knows_no_algorithm(module):
     """A script passes whatever it alone needs, so that another algorithm needs no change there."""
     found = [(line, word) for line, word in words_of_code(FILES[module]) if word in ALGORITHMS]
     assert not found

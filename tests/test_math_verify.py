@@ -11,7 +11,7 @@ import math_verify_reward as tool
 import psutil
 import pytest
 
-from harness.errors import InputError
+from common.run import Exit
 from testbed import ROOT
 
 
@@ -19,7 +19,7 @@ def test_math_verify_missing_says_what_to_install(monkeypatch):
     """A missing extra must not score 0 in silence."""
     monkeypatch.setattr(tool.importlib.util, "find_spec", lambda name: None)
     tool.comparing_process.cache_clear()
-    with pytest.raises(InputError, match="pip install"):
+    with pytest.raises(Exit, match="pip install"):
         tool.math_verify(["#### 3"], ["4"], [False])
 
 

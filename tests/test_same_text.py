@@ -21,7 +21,7 @@ def changed(script, old, new):
     "script, old, new, sentence",
     [
         ("gspo.py", "\ndef rollout(", "\n# Above it.\ndef rollout(", "rollout differs between gspo.py and grpo.py: "),
-        ("gspo.py", 'Run("gspo"', 'Run("grpo"', "main differs between gspo.py and grpo.py: "),
+        ("gspo.py", "\ndef split(", "\n# Above it.\ndef split(", "split differs between gspo.py and grpo.py: "),
         ("gspo.py", "\ndef policy_loss(", "\ndef loss(", "gspo.py has no policy_loss: take it out of DIFFERS"),
         ("gspo.py", "group_size: int", "group_size: float", "gspo.py: options shared with grpo.py must have"),
         (
@@ -43,7 +43,7 @@ def test_what_no_longer_differs_is_named(monkeypatch):
     assert found.startswith("rollout of gspo.py equals that of grpo.py: take it out of DIFFERS")
 
 
-def test_fix_writes_the_copies_and_leaves_what_differs_and_what_is_your_own(tmp_path, monkeypatch, capsys):
+def test_fix_copies_what_is_shared(tmp_path, monkeypatch, capsys):
     sources = changed("grpo.py", "\ndef policy_loss(", "\n# Of a loss.\ndef policy_loss(")
     sources["grpo.py"] = sources["grpo.py"].replace("\ndef main(", "\n# Of a run.\ndef main(")
     sources["mine.py"] = SOURCES["grpo.py"]
@@ -57,4 +57,4 @@ def test_fix_writes_the_copies_and_leaves_what_differs_and_what_is_your_own(tmp_
     assert {script for script in texts if "# Of a loss." in texts[script]} == {"grpo.py", "dr_grpo.py", "dapo.py"}
     assert {script for script in texts if "# Of a run." in texts[script]} == {"grpo.py", "dr_grpo.py", "gspo.py"}
     assert same_text.fixed("dapo.py", SOURCES) == {}  # what dapo.py alone has is copied nowhere
-    assert 'Run("gspo"' in texts["gspo.py"] and texts["mine.py"] == SOURCES["grpo.py"]
+    assert texts["mine.py"] == SOURCES["grpo.py"]

@@ -27,20 +27,19 @@ spec.loader.exec_module(smollm2)
     ],
 )
 def test_the_last_whole_number_decides(text, truncated, reward):
-    logged = []
-    columns = {"completion_ids": [[5, 6, 7]], "answer": ["90"], "truncated": [truncated], "kind": ["sum"]}
-    rewards = smollm2.last_number([text], **columns, log_metric=lambda *pair: logged.append(pair), other=[1])
-    assert rewards == [reward] and logged == [("sum", reward), ("wrong_tokens", 3)][: 1 if reward else 2]
+    assert smollm2.last_number([text], answer=["90"], truncated=[truncated], kind=["sum"], other=[1]) == [reward]
 
 
-def test_data_without_kinds_are_scored_too_and_numbers_may_have_commas():
-    logged = []
-    two = ["1,234.", "8"], [[1], [1, 2]], ["1234", "7"], [False, False]
-    rewards = smollm2.last_number(*two, lambda *pair: logged.append(pair))
-    assert rewards == [1.0, 0.0] and logged == [("right", 1.0), ("right", 0.0), ("wrong_tokens", 2)]
+def test_each_kind_has_a_reward():
+    columns = dict(completions=["1,234.", "8", "5"], answer=["1234", "7", "5"], truncated=[False] * 3)
+    columns |= {"kind": ["sum", "sum", "three"], "other": [1] * 3}
+    assert smollm2.last_number(**columns) == [1.0, 0.0, 1.0]  # numbers may have commas
+    assert smollm2.sums(**columns) == [1.0, 0.0, None]
+    assert smollm2.differences(**columns) == [None] * 3
+    assert smollm2.threes(**columns) == [None, None, 1.0]
 
 
-def test_problems_are_distinct_solved_and_the_same_each_time(tmp_path):
+def test_problems_are_distinct_and_solved(tmp_path):
     texts = []
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
@@ -64,7 +63,7 @@ def test_every_script_that_samples_accepts_the_settings(name, monkeypatch):
     is_recipe, reached = name == "online_dpo", []
     module = recipes.load(recipes.made(name), name) if is_recipe else script(name)
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(module, "Run", lambda name, args: (reached.append(args), sys.exit(0)))
+    monkeypatch.setattr(module.run, "make_accelerator", lambda args: (reached.append(args), sys.exit(0)))
     path = f"configs/smollm2{'-dpo' if is_recipe else ''}.yaml"
     with pytest.raises(SystemExit):
         own = [word for option, words in MORE.items() if hasattr(module.Args, option) for word in words.split()]

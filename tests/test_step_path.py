@@ -9,33 +9,31 @@ import pytest
 import step_path
 
 
-def rooms(lines):
+def functions_of(lines):
     """{file: names of its functions} of the lines that it prints."""
     found = [re.fullmatch(r" *([\w/]+\.py), (\d+) lines: (.*)", line) for line in lines if ".py" in line]
     assert all(int(row[2]) > 0 for row in found)
     return {row[1]: row[3].split(", ") for row in found}
 
 
-def test_the_functions_of_a_step_are_listed_by_room():
+def test_a_step_needs_the_script_and_three_files():
     # A process of its own: fast/ registers its attention for the whole process, where another test used it.
     command = [sys.executable, step_path.__file__, "grpo.py"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    files = rooms(lines)
+    files = functions_of(lines)
     assert {"rollout", "compute_rewards", "compute_advantages", "policy_loss", "update"} < {*files["grpo.py"]}
-    assert "main" not in files["grpo.py"] and "Args" not in files["grpo.py"]
-    names = ("sampling", "batches", "rewards", "answers", "masked", "model")
-    assert {file for file in files if file.startswith("common/")} == {f"common/{name}.py" for name in names}
-    assert "optimizer_step" in files["harness/optimization.py"]
-    assert not any(file.startswith("fast/") or "loading" in file for file in files)
-    (total,) = [line for line in lines if line.startswith("common/: ")]
-    assert total.startswith("common/: 6 files, ")
+    assert not {"main", "Args", "evaluate"} & {*files["grpo.py"]}
+    heads = [line for line in lines if not line.startswith(" ") and ".py" not in line]
+    assert [head.partition(":")[0] for head in heads] == ["common/", "off the step"]
+    step, around = [[*files][1:4], [*files][4:]]
+    assert step == ["common/masked.py", "common/rewards.py", "common/answers.py"]
+    assert {*around} <= {"common/run.py", "common/load.py"}
 
 
 def test_the_shortcuts_are_listed_apart(capsys):
     step_path.main(["grpo", "--fast"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[[line.startswith("fast/: ") for line in lines].index(True) + 1].startswith("    fast/")
-    assert "sample" in rooms(lines)["fast/decoding.py"]
 
 
 @pytest.mark.parametrize("words", [[], ["nothing.py"], ["grpo.py", "--slow"]])

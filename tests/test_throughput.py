@@ -42,13 +42,14 @@ SHORT = "--repetitions 1 --threads 1 --workload".split()
 
 @pytest.mark.parametrize(
     "workload, who",
-    [("tiny", "stock"), ("embedded", "stock"), pytest.param("tiny", "trl", marks=pytest.mark.needs("trl"))],
+    [("tiny", "plain"), ("embedded", "plain"), pytest.param("tiny", "trl", marks=pytest.mark.needs("trl"))],
 )
 def test_a_contestant_computes_the_gradient_of_ours(workload, who, monkeypatch, tmp_path, capsys):
     small = throughput.dataclasses.replace(throughput.WORKLOADS["embedded"], prompts=8, cap=32)
     monkeypatch.setitem(throughput.WORKLOADS, "embedded", small)
     file = tmp_path / "result.json"
-    throughput.main([*SHORT, workload, "--against", who, "--rows", "4", "-o", str(file)])
+    fast = ["--fast"] if who == "plain" else []
+    throughput.main([*SHORT, workload, *fast, "--against", who, "--rows", "4", "-o", str(file)])
     result = json.loads(file.read_text(encoding="utf-8"))[workload]
     assert result["check"][who] < 1e-5 and result["check"]["tokens"] > result["check"]["rows"] >= 16
     for (turn,) in (result["ours"], result[who]):
@@ -60,16 +61,16 @@ def test_a_contestant_computes_the_gradient_of_ours(workload, who, monkeypatch, 
 @pytest.mark.parametrize("value", [1.1, float("nan")])
 def test_another_gradient_ends_the_comparison(value, monkeypatch):
     def contestant(task):
-        torch.save({"weight": torch.tensor([value if task.who == "stock" else 1.0])}, task.gradient)
+        torch.save({"weight": torch.tensor([value if task.who == "trl" else 1.0])}, task.gradient)
         return [{"tokens": 4}] * task.steps, [[5, 6], [7, 8]]
 
     monkeypatch.setattr(throughput, "run_contestant", contestant)
-    with pytest.raises(SystemExit, match="stock: its gradient"):
-        throughput.main([*SHORT, "tiny", "--against", "stock"])
+    with pytest.raises(SystemExit, match="trl: its gradient"):
+        throughput.main([*SHORT, "tiny", "--against", "trl"])
 
 
 def test_ratios_say_how_many_times_better_ours_is():
     ours = {"rollout_s": 0.5, "update_s": 0.25, "step_s": 1.0, "tokens": 4, "peak_gb": 0.1}
     theirs = {"rollout_s": 1.0, "update_s": 0.75, "step_s": 4.0, "tokens": 4, "peak_gb": 0.5}
-    row = "| ours is better than stock by | 2.00 (2.00-2.00) | 3.00 (3.00-3.00) | 4.00 (4.00-4.00) | 5.00 |"
-    assert throughput.table({"ours": [ours], "stock": [theirs]}).splitlines()[-1] == row
+    row = "| ours is better than plain by | 2.00 (2.00-2.00) | 3.00 (3.00-3.00) | 4.00 (4.00-4.00) | 5.00 |"
+    assert throughput.table({"ours": [ours], "plain": [theirs]}).splitlines()[-1] == row

@@ -3,8 +3,9 @@
     python tools/dry_run.py grpo.py --model_name_or_path Qwen/Qwen2.5-7B ...
     accelerate launch --config_file configs/fsdp2.yaml tools/dry_run.py grpo.py ...
 
-Prints each term in each phase, the peak, and the three options that lower it most. It needs no GPU
-and loads no weights. Without a network, name a folder that contains the model's config.json.
+Prints each term in each phase, the peak, the three options that lower it most, and the largest
+--micro_batch_size for common cards: gradients do not depend on it. It needs no GPU and loads no
+weights. Without a network, name a folder that contains the model's config.json.
 """
 
 import dataclasses
@@ -20,13 +21,14 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from common.model import CHUNK_ELEMENTS
-from harness.args import EvalArgs, parse_args
-from harness.errors import InputError, clean_exit, one_line, world_size
-from harness.loading import adapter_base, model_path
+from common.load import EMBEDDED
+from common.run import Exit, RolloutArgs, clean_exit, one_line, parse_args, world_size
 
 GIB = 2**30
-CACHE_BLOCK = 64  # tokens by which a layer of the key-value cache grows
+CARDS = (24, 48, 80, 141)  # GiB
+USABLE = 0.9  # of a card: the CUDA context and fragmentation take the rest
+CACHE_BLOCK = 64  # tokens by which a layer of the key-value cache grows with --fast
+CHUNK_ELEMENTS = 2**25  # logits that --fast computes at once
 
 
 class Sizes:
@@ -60,22 +62,17 @@ class Job(NamedTuple):
     """The processes of a run, as its launcher starts them."""
 
     processes: int = 1
-    strategy: str = "single"  # single, DDP, FSDP2, ZeRO-2, ZeRO-3
+    strategy: str = "single"  # single, DDP, FSDP2
     bf16: bool = False  # accelerate's mixed precision
 
     @property
     def sharded(self):
-        return self.strategy not in ("single", "DDP")
+        return self.strategy == "FSDP2"
 
     @property
     def share(self):
-        """The fraction of the gradients and of AdamW's moments that a process holds."""
+        """The fraction of weights, gradients and AdamW's moments that a process holds."""
         return 1 / self.processes if self.sharded else 1
-
-    @property
-    def weight_share(self):
-        """The fraction of the weights that a process holds."""
-        return 1 if self.strategy == "ZeRO-2" else self.share
 
 
 class Terms:
@@ -85,39 +82,30 @@ class Terms:
         self.sizes = sizes
         self.args = args
         self.job = job
-        self.zero = job.strategy.startswith("ZeRO")
         bf16 = args.dtype == "bfloat16"
         self.precision = "autocast" if job.bf16 else "float32"  # autocast casts float32 weights
         if bf16 or (job.bf16 and job.sharded):
             self.precision = "bfloat16"  # a forward computes with bfloat16 weights
         self.size = 4 if self.precision == "float32" else 2  # bytes in linear layers, attention
         self.stream = 2 if self.precision == "bfloat16" else 4  # bytes in the residual stream
-        self.weight = 2 if bf16 or (job.bf16 and self.zero) else 4
-        self.trained = (sizes.weights, 2 if bf16 else 4)  # their number, and the bytes of each
+        self.weight = 2 if bf16 else 4
+        self.trained = (sizes.weights, self.weight)  # their number, and the bytes of each
         if args.lora_rank:
             self.trained = (args.lora_rank * sizes.adapters, 4)
 
     def held(self):
         """Return {term: bytes} of what stays in memory between forwards."""
         sizes = self.sizes
-        job = self.job
         number, size = self.trained
         adapters = 4 * self.args.lora_rank * sizes.adapters
-        buckets = number * size if job.strategy == "DDP" else 0
-        if self.zero:
-            buckets = min(number, 5e8) * self.weight
         has_kl = getattr(self.args, "kl_coef", 0) and not self.args.lora_rank and sizes.vocabulary
         return {
-            # DeepSpeed holds bfloat16 weights; FSDP2 holds float32 ones and gathers bfloat16.
-            "weights": (self.weight * sizes.weights + adapters) * job.weight_share,
-            # Two moments in the weight's dtype. DeepSpeed adds a master copy, all in float32.
-            "AdamW": number * (12 if self.zero else 2 * size) * job.share,
+            "weights": (self.weight * sizes.weights + adapters) * self.job.share,
+            "AdamW": 2 * number * size * self.job.share,  # two moments in the weight's dtype
             # Not sharded. With LoRA, the reference is the policy without its adapters.
             "reference": sizes.weights * self.stream if has_kl else 0,
-            # DDP keeps its buckets; DeepSpeed has one of at most 5e8 elements.
-            "gradient buckets": buckets,
-            # `zero_grad` frees them: a rollout has none.
-            "gradients": number * (self.weight if self.zero else size) * job.share,
+            "gradient buckets": number * size if self.job.strategy == "DDP" else 0,
+            "gradients": number * size * self.job.share,  # a rollout has none
         }
 
     def copies(self, phase):
@@ -125,8 +113,8 @@ class Terms:
 
         Autocast copies trained matrices to bfloat16 once per forward, frozen matrices once per pass
         (prompts, completions). With gradient checkpointing, only the copies of one layer and the
-        head exist at once. Sharded weights are gathered: all of them for sampling; in an update,
-        embedding, head and two layers at a time (FSDP2), or at most 1e9 weights (ZeRO-3).
+        head exist at once. Sharded weights are gathered: all of them for sampling, embedding, head
+        and two layers at a time in an update.
         """
         sizes = self.sizes
         frozen = self.args.lora_rank
@@ -137,12 +125,10 @@ class Terms:
                 return 2 * (sizes.linear - head) / sizes.layers + 2 * head
             passes = 2 if frozen and phase != "rollout" and sizes.vocabulary else 1
             return 2 * passes * (sizes.linear - head) + 2 * head
-        if self.job.weight_share == 1:
+        if self.job.share == 1:
             return 0
         ends = sizes.embedding * (1 if sizes.tied else 2)
         part = ends + 2 * (sizes.weights - ends) / sizes.layers
-        if self.job.strategy == "ZeRO-3":
-            part = 1e9
         return self.stream * (sizes.weights if phase == "rollout" else min(part, sizes.weights))
 
     def rollout(self, rows, n):
@@ -171,7 +157,8 @@ class Terms:
 
     def cache(self, rows, prompt, completion, size):
         """Return the bytes of all keys and values; a layer is copied while it grows."""
-        tokens = prompt + math.ceil((completion - 1) / CACHE_BLOCK) * CACHE_BLOCK
+        block = CACHE_BLOCK if self.args.fast else 1
+        tokens = prompt + math.ceil((completion - 1) / block) * block
         return rows * tokens * self.sizes.key * 2 * size * (self.sizes.layers + 1)
 
     def activations(self, rows, queries, keys):
@@ -208,13 +195,21 @@ class Terms:
             mask = sizes.heads * (4 if size == 4 else 6)
         return rows * (queries * per_token + keys * 2 * sizes.query * size + queries * keys * mask)
 
-    def head_work(self, tokens, backward=True):
-        """Return the bytes of the (tokens, V) tensors of one chunk of the head that exist at once.
+    def logits_saved(self, tokens):
+        """Return the bytes of the logits of all tokens, float32, that the backward needs."""
+        return 0 if self.args.fast else 4 * tokens * self.sizes.vocabulary
 
-        Forward: the logits, also in bfloat16, and two products of the entropy. Backward: five
-        float32 tensors, plus the accumulated gradient of the head if there are several chunks.
+    def head_work(self, tokens, backward=True):
+        """Return the bytes of the other (tokens, V) tensors that exist at once.
+
+        Forward: the model's own logits, and two products of the entropy. Backward: four float32
+        tensors. With --fast the head is computed in chunks that save nothing, five tensors each;
+        several chunks accumulate the gradient of the head.
         """
         elements = tokens * self.sizes.vocabulary
+        if not self.args.fast:
+            own = 2 if self.args.dtype == "bfloat16" else 4  # autocast's are returned as float32
+            return 16 * elements if backward else (own + 8) * elements
         chunk = min(elements, CHUNK_ELEMENTS)
         if not backward:
             return (12 if self.size == 4 else 14) * chunk
@@ -246,8 +241,6 @@ def launched_job():
     strategy = "single" if world_size() == 1 else "DDP"
     if parse_flag_from_env("ACCELERATE_USE_FSDP"):
         strategy = "FSDP2"
-    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        strategy = f"ZeRO-{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', 2)}"
     bf16 = os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "bf16"
     return Job(world_size(), strategy, bf16)
 
@@ -256,14 +249,13 @@ def read_sizes(name, head=True):
     """Return the `Sizes` of a model (hub id or folder), built on the meta device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    path = model_path(name)
     try:
-        config = AutoConfig.from_pretrained(adapter_base(path) or path)
+        config = AutoConfig.from_pretrained(EMBEDDED.get(name, name))
         with torch.device("meta"):
             lm = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # loaders raise nearly every type there is
         hint = "without a network, name a folder that holds its config.json"
-        raise InputError(f"model {name}: no configuration; {hint}: {one_line(error)}") from None
+        raise Exit(f"model {name}: no configuration; {hint}: {one_line(error)}") from None
     return Sizes(lm, head)
 
 
@@ -326,7 +318,7 @@ def estimate(args, job, sizes, critic=None, reward_models=()):
     held["weights"] += sum(scorer.weights for scorer in reward_models) * dtype_size
     gradients = held.pop("gradients")
     phases = {}
-    if isinstance(args, EvalArgs):
+    if isinstance(args, RolloutArgs):
         for phase, (rows, n) in generate_calls(args, job).items():
             phases[phase] = held | policy.rollout(rows, n)
     shape = update_shape(args, job, sizes)
@@ -338,6 +330,7 @@ def estimate(args, job, sizes, critic=None, reward_models=()):
         passes = [of_prompts, (shape.rows, shape.completion - 1, width - 1)]
     activations = sum(model.activations(*each) for each in passes for model in models)
     activations += tokens * sizes.hidden * policy.size  # the input of the head
+    activations += policy.logits_saved(tokens)
     update = held | {
         "gradients": gradients if shape.forwards > 1 else 0,
         "activations": activations,
@@ -362,7 +355,7 @@ def total(terms):
 def report(args):
     """Yield the lines of the estimate for these options."""
     job = launched_job()
-    sizes = read_sizes(args.model_name_or_path, head=isinstance(args, EvalArgs))
+    sizes = read_sizes(args.model_name_or_path, head=isinstance(args, RolloutArgs))
     critic = None
     if getattr(args, "critic", None) == "separate":
         critic = read_sizes(args.critic_path or args.model_name_or_path, head=False)
@@ -388,12 +381,31 @@ def report(args):
     yield f"peak: {peak / GIB:.1f} GiB, in {phase}"
     for option, lower in less_memory(args, job, compute, peak):
         yield f"  {lower / GIB:.1f} GiB with {option}"
+    fitting = largest_micro_batches(args, job, compute)
+    yield "largest --micro_batch_size by card: " + ", ".join(
+        f"{card} GB {size or 'none'}" for card, size in fitting.items()
+    )
     shape = update_shape(args, job, sizes)
     lengths = f"{shape.prompt} + {shape.completion} tokens"
     yield f"Rows are as long as allowed: {lengths}, {shape.rows} of them in a forward."
-    if isinstance(args, EvalArgs) and "evaluation" not in phases:
+    if isinstance(args, RolloutArgs) and "evaluation" not in phases:
         yield "Not counted: an evaluation of all prompts at once; --generate_batch_size limits it."
     yield "The CUDA context and fragmentation come on top. docs/run.md says what was checked."
+
+
+def largest_micro_batches(args, job, compute):
+    """Return {GiB of a card: the largest power of two that fits as --micro_batch_size, or None}."""
+    smallest = 2 if hasattr(args, "pairs_per_step") else 1  # pairs are not split
+    sizes = [smallest * 2**i for i in range(10)]
+    peaks = {}
+    for size in sizes:
+        phases = compute(dataclasses.replace(args, micro_batch_size=size), job)
+        peaks[size] = max(map(total, phases.values()))
+    found = {}
+    for card in CARDS:
+        fitting = [size for size in sizes if peaks[size] <= USABLE * card * GIB]
+        found[card] = max(fitting, default=None)
+    return found
 
 
 def less_memory(args, job, compute, peak):
@@ -404,7 +416,7 @@ def less_memory(args, job, compute, peak):
         options["lora_rank"] = 16
     if args.lora_rank:  # only the frozen base: bfloat16 loses small updates of trained weights
         options["dtype"] = "bfloat16"
-    if isinstance(args, EvalArgs):
+    if isinstance(args, RolloutArgs):
         rows = max((rows for rows, _ in generate_calls(args, job).values()), default=0)
         options["generate_batch_size"] = max(args.eval_samples, rows // 4)
     peaks = {}
@@ -429,7 +441,7 @@ def main(words=None):
         return print(__doc__)
     name = words[0].removesuffix(".py")
     if importlib.util.find_spec(name) is None or not hasattr(importlib.import_module(name), "Args"):
-        raise InputError(f"{words[0]} is not a script: name one, such as grpo.py, then its options")
+        raise Exit(f"{words[0]} is not a script: name one, such as grpo.py, then its options")
     args = parse_args(importlib.import_module(name).Args, words[1:])
     if os.environ.get("RANK", "0") == "0":
         print("\n".join(report(args)))

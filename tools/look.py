@@ -1,11 +1,11 @@
-"""Look into a run in a browser: its curves, its answers, and what updates did to each token.
+"""Look into a run in a browser: its curves and its answers, evaluation by evaluation.
 
 python tools/look.py RUN                write RUN/look.html and open it
 python tools/look.py RUN -o FILE        write FILE and open nothing
 
 RUN is the folder of a run, finished or not. The page is one file that loads nothing: the curves of
-metrics.jsonl, the answers to evaluation prompts in samples.jsonl and, if the run recorded them
-(--record_tokens), the tokens of tokens.jsonl. Its HTML, CSS and JavaScript are in tools/look/.
+metrics.jsonl, and the answers to evaluation prompts in samples.jsonl. Its HTML, CSS and JavaScript
+are in tools/look/.
 """
 
 import argparse
@@ -17,8 +17,6 @@ from collections import defaultdict
 
 PARTS = pathlib.Path(__file__).parent / "look"
 FILES = {"STYLE": "style.css", "PROGRAM": "page.js"}  # they replace /*STYLE*/ ... in page.html
-TOKEN_KEYS = {"tokens", "reward", "truncated", "logprob", "change", "entropy"}  # of tokens.jsonl
-MAX_TOKENS = 150_000  # per page, about 7 MB
 MAX_CHARACTERS = 3_000_000  # characters of evaluation answers per page
 MAX_POINTS = 600  # points per curve
 CURVES = {  # {title: {metric: name of its line}}
@@ -129,18 +127,6 @@ def characters(step):
     return sum(len(answer["text"]) for answer in step["answers"])
 
 
-def token_steps(rows):
-    """Return [{"step", "rows"}] of tokens.jsonl, and how many steps the page leaves out."""
-    by_step = defaultdict(list)
-    for row in rows:
-        if TOKEN_KEYS - row.keys():
-            raise KeyError
-        by_step[row["step"]].append(row)
-    steps = [{"step": step, "rows": rows} for step, rows in sorted(by_step.items())]
-    kept = fitting(steps, MAX_TOKENS, lambda step: sum(len(row["tokens"]) for row in step["rows"]))
-    return kept, len(steps) - len(kept)
-
-
 def collect(folder):
     """Return what the page shows, as page.js reads it."""
     folder = pathlib.Path(folder)
@@ -148,13 +134,10 @@ def collect(folder):
     metrics = made_of(folder / "metrics.jsonl", lambda rows: [row for row in rows if "step" in row])
     if not metrics:
         raise PageError(f"{folder / 'metrics.jsonl'} has no row yet")
-    steps, left_out = made_of(folder / "tokens.jsonl", token_steps)
     return options | {
         "run": folder.resolve().name,
         "step": metrics[-1]["step"],
         "curves": curves(metrics),
-        "steps": steps,
-        "left_out": left_out,
         "evaluations": made_of(folder / "samples.jsonl", evaluations),
     }
 
@@ -162,11 +145,10 @@ def collect(folder):
 def read_options(folder):
     """Return what the page shows of args.json."""
     path = folder / "args.json"
-    names = ("script", "dataset", "max_steps", "learning_rate", "model_name_or_path")
+    names = ("dataset", "max_steps", "learning_rate", "model_name_or_path")
     try:
         args = json.loads(path.read_text(encoding="utf-8"))
-        options = {name: args.get(name) for name in names}
-        return options | {"has_pairs": "pairs_per_step" in args}
+        return {name: args.get(name) for name in names}
     except OSError:
         raise PageError(f"{folder} is not the folder of a run: it has no args.json") from None
     except (ValueError, AttributeError):

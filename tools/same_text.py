@@ -86,19 +86,11 @@ def places(source):
     return found
 
 
-def texts(script, source):
-    """Return {name: text} of all but `Args`, with `NAME` for the name in `Run("grpo", ...)`."""
+def texts(source):
+    """Return {name: text} of all but `Args`."""
     lines = source.splitlines()
-    found = {}
-    for name, (first, last) in places(source).items():
-        text = "\n".join(lines[first - 1 : last])
-        found[name] = text.replace(f'Run("{stem(script)}"', 'Run("NAME"')
-    found.pop("Args", None)
-    return found
-
-
-def stem(script):
-    return script.removesuffix(".py")
+    spans = {name: span for name, span in places(source).items() if name != "Args"}
+    return {name: "\n".join(lines[first - 1 : last]) for name, (first, last) in spans.items()}
 
 
 def options(source):
@@ -110,7 +102,7 @@ def options(source):
 
 def problems(sources):
     """Return what is wrong, one line each."""
-    own = {script: texts(script, source) for script, source in members(sources).items()}
+    own = {script: texts(source) for script, source in members(sources).items()}
     found = []
     for name in dict.fromkeys(name for script in own for name in own[script]):
         having = [script for script in own if name in own[script]]
@@ -148,15 +140,13 @@ def order_problems(script, source, grpo):
 
 def fixed(original, sources):
     """Return {script: source} of the scripts that change when they get the functions of `original`."""
-    right = texts(original, sources[original])
+    right = texts(sources[original])
     changed = {}
     for script, source in members(sources).items():
         text = source
-        for name, old in texts(script, source).items():
+        for name, old in texts(source).items():
             if name in right and shares(name, original, script):
-                new = right[name].replace('"NAME"', f'"{stem(script)}"')
-                old = old.replace('"NAME"', f'"{stem(script)}"')
-                text = text.replace(f"\n{old}\n", f"\n{new}\n")
+                text = text.replace(f"\n{old}\n", f"\n{right[name]}\n")
         if text != source:
             changed[script] = text
     return changed

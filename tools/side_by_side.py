@@ -50,8 +50,8 @@ def without_help(source):
 
 
 def defaults(source):
-    """Return {option: its default as written} of a script, including options of harness/args.py."""
-    shared = (same_text.ROOT / "harness" / "args.py").read_text(encoding="utf-8")
+    """Return {option: its default as written} of a script, including options of common/run.py."""
+    shared = (same_text.ROOT / "common" / "run.py").read_text(encoding="utf-8")
     classes = {getattr(node, "name", ""): node for node in ast.parse(shared).body}
     args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
     declared = fields(source)
@@ -243,10 +243,7 @@ def as_text(one, two, sources):
     own_defaults = [defaults(sources[f"{name}.py"]) for name in (one, two)]
     identical = []
     for name in order_of(*sides):
-        texts = []
-        for script, side in zip((one, two), sides, strict=True):
-            lines = [line for _, line in side.get(name, [])]
-            texts.append([line.replace(f'Run("{script}"', 'Run("NAME"') for line in lines])
+        texts = [[line for _, line in side.get(name, [])] for side in sides]
         read = [] if name == "Args" else options_read("\n".join(texts[0] + texts[1]))
         others = other_defaults(read, *own_defaults)
         if texts[0] == texts[1] and not others:

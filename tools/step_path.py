@@ -1,10 +1,11 @@
 """List what you read to follow one training step: the functions that run, and their lines.
 
-    python tools/step_path.py grpo.py           the plain way, --no_fast
+    python tools/step_path.py grpo.py           the default run
     python tools/step_path.py grpo.py --fast    with the shortcuts of fast/, listed apart
 
-It runs the script for one step on the embedded model, and traces what runs inside the functions
-that the loop in `main` calls.
+It runs the script for one step on the embedded model. The step is what runs inside the script's own
+functions that the loop in `main` calls, without the evaluation. common/run.py and common/load.py
+hold no part of an algorithm, so what they do inside a step is listed apart.
 """
 
 import ast
@@ -17,6 +18,7 @@ import pathlib
 import sys
 import tempfile
 
+OFF_THE_STEP = ("common/run.py", "common/load.py")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -30,7 +32,7 @@ def step_functions(source):
     for loop in [node for node in ast.walk(main) if isinstance(node, ast.For)]:
         calls = [node.func for node in ast.walk(loop) if isinstance(node, ast.Call)]
         called |= {function.id for function in calls if isinstance(function, ast.Name)}
-    return called & own
+    return called & own - {"evaluate"}
 
 
 def trace(name, *options):
@@ -67,18 +69,19 @@ def trace(name, *options):
 
 
 def report(files):
-    """Yield the lines: the script, then each folder, with its files in the order of the step."""
-    for room in (".", "common", "harness", "fast"):
-        rows = []
-        lines = 0
-        for file, codes in files.items():
-            if str(file.parent) == room:
-                length = sum(len(inspect.getsourcelines(code)[0]) for code in codes)
-                rows.append(f"{file}, {length} lines: {', '.join(c.co_qualname for c in codes)}")
-                lines += length
-        if rows and room != ".":
-            yield f"{room}/: {len(rows)} files, {lines} lines"
-        yield from (row if room == "." else f"    {row}" for row in rows)
+    """Yield the lines: the script, then what it needs of each folder, in the order of the step."""
+    script, groups = [], {"common/": [], "off the step": [], "fast/": []}
+    for file, codes in files.items():
+        length = sum(len(inspect.getsourcelines(code)[0]) for code in codes)
+        row = f"{file}, {length} lines: {', '.join(code.co_qualname for code in codes)}"
+        group = "off the step" if file.as_posix() in OFF_THE_STEP else f"{file.parent}/"
+        groups.get(group, script).append((length, row))
+    yield from (row for _, row in script)
+    for group, rows in groups.items():
+        if rows:
+            lines = sum(length for length, _ in rows)
+            yield f"{group}: {len(rows)} file{'s' * (len(rows) > 1)}, {lines} lines"
+            yield from (f"    {row}" for _, row in rows)
 
 
 def main(words=None):
@@ -86,7 +89,7 @@ def main(words=None):
     name = words[0].removesuffix(".py") if words else ""
     if not (ROOT / f"{name}.py").is_file() or words[1:] not in ([], ["--fast"]):
         raise SystemExit(__doc__)
-    print("\n".join(report(trace(name, *([] if words[1:] else ["--no_fast"])))))
+    print("\n".join(report(trace(name, *words[1:]))))
 
 
 if __name__ == "__main__":

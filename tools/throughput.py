@@ -1,11 +1,11 @@
-"""Compare speed and memory of one GRPO step: grpo.py, a plain loop over stock `generate`, and TRL.
+"""Compare speed and memory of one GRPO step: grpo.py, with and without --fast, and TRL.
 
-    python tools/throughput.py --workload vocab2k
-    python tools/throughput.py --workload embedded --against stock -o result.json
+    python tools/throughput.py --workload vocab2k             grpo.py against TRL
+    python tools/throughput.py --workload vocab2k --fast      grpo.py --fast against both
+    python tools/throughput.py --workload embedded --fast --against plain -o result.json
 
-ours    grpo.py as it is: `rollout`, `compute_rewards`, `compute_advantages`, `update`
-stock   the same with --no_fast, and a plain loop for the update: each forward padded to its longest
-        row, logits of all completion positions at once
+ours    grpo.py: `rollout`, `compute_rewards`, `compute_advantages`, `update`; with --fast if given
+plain   the same without --fast
 trl     GRPOTrainer inside its own `train()`, in full precision and without gradient checkpointing
 
 All share model, prompts, stop tokens, length limit, rule reward, rows per forward, one update per
@@ -41,15 +41,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import grpo
-from common.batches import decode_completions, rollout_batch
-from common.rewards import accuracy_reward
-from common.sampling import prompt_inputs
-from harness.data import EMBEDDED, Prompt, PromptSampler, load_prompts
-from harness.launch import make_accelerator
-from harness.loading import load_policy, load_tokenizer
-from harness.metrics import Metrics
-from harness.optimization import adamw
-from harness.reward_functions import FunctionReward
+from common.load import EMBEDDED, Prompt, PromptSampler, load_policy, load_prompts, load_tokenizer
+from common.masked import Means
+from common.rewards import Reward, accuracy_reward, decode_completions
+from common.run import make_accelerator
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
 LEARNING_RATE = 1e-6
@@ -64,7 +59,7 @@ class Workload:
     group: int  # completions per prompt
     cap: int  # tokens of a completion
     rows: int  # completions in one forward of the update
-    stock_rows: int = 10**6  # stock's, if `rows` do not fit
+    plain_rows: int = 10**6  # without --fast, if `rows` do not fit
     folder: str | None = None  # from examples/smollm2.py; None: the embedded or a random model
     shape: tuple | None = None  # hidden size, layers, heads, intermediate size of a random model
     tied: bool = False  # embedding and head share a weight
@@ -79,7 +74,7 @@ VOCAB2K = Workload(8, 16, cap=256, rows=32, vocabulary=2048, **SMALL)
 VOCAB32K = Workload(4, 8, cap=128, rows=32, vocabulary=32768, **SMALL)
 SMOLLM2 = Workload(8, 8, cap=24, rows=64, folder="runs/smollm2")
 TINY = {"shape": (64, 2, 4, 128), "mean": 6, "prompt_tokens": (4, 12), "vocabulary": 256}
-# The shape of Qwen2.5-0.5B, for 80 GB: 24 rows of the plain loop take 60 GB, 64 rows of TRL 67 GB.
+# The shape of Qwen2.5-0.5B, for 80 GB: 24 rows of a plain loop take 60 GB, 64 rows of TRL 67 GB.
 GPU = {"shape": (896, 24, 14, 4864), "tied": True, "vocabulary": 151936, "dtype": "bfloat16"}
 GPU |= {"mean": 128, "prompt_tokens": (64, 128)}
 WORKLOADS = {
@@ -90,7 +85,7 @@ WORKLOADS = {
     "long_prompt": dataclasses.replace(VOCAB2K, group=8, cap=64, mean=16, prompt_tokens=(512, 512)),
     "smollm2": SMOLLM2,
     "smollm2_256": dataclasses.replace(SMOLLM2, prompt_tokens=(256, 256)),
-    "gpu": Workload(64, 8, cap=512, rows=64, stock_rows=24, **GPU),
+    "gpu": Workload(64, 8, cap=512, rows=64, plain_rows=24, **GPU),
     "tiny": Workload(4, 4, cap=16, rows=8, **TINY),  # to try the program
 }
 DEFAULT = ["embedded", "vocab2k", "vocab32k", "vocab32k_rows8", "long_prompt"]
@@ -100,8 +95,9 @@ DEFAULT = ["embedded", "vocab2k", "vocab32k", "vocab32k_rows8", "long_prompt"]
 class Task:
     """The input of a contestant's process."""
 
-    who: str
+    who: str  # ours, plain, trl
     workload: Workload
+    fast: bool
     rows: int  # completions in one forward
     model: str  # folder
     prompts: list[Prompt]  # `workload.prompts` of them for each step
@@ -183,9 +179,10 @@ def letter_tokenizer(vocabulary):
 def sample_embedded(number):
     """Return [(prompt, answer)] of the embedded data."""
     args = grpo.Args()
-    tokenizer = load_tokenizer(args)
+    tokenizer = load_tokenizer(args.model_name_or_path)
     prompts, _ = load_prompts(args, tokenizer)
-    drawn = PromptSampler(prompts, 0).draw(number)
+    one_process = types.SimpleNamespace(process_index=0, num_processes=1)
+    drawn = PromptSampler(prompts, 0, one_process).draw(number)
     return [(tokenizer.decode(prompt.ids), prompt.gold) for prompt in drawn]
 
 
@@ -225,7 +222,8 @@ def prepare(name, options, folder):
     ]
     in_forward = options.rows or workload.rows
     gradient = f"{folder}/gradient.pt"
-    return Task("ours", workload, in_forward, model, prompts, options.threads, gradient)
+    fast = options.fast
+    return Task("ours", workload, fast, in_forward, model, prompts, options.threads, gradient)
 
 
 # --- measuring ---
@@ -269,8 +267,7 @@ class Watch:
 
     def save_gradient(self, *hook_arguments):
         if not self.turns:
-            gradient = {name.removeprefix("lm."): weight.grad for name, weight in self.weights}
-            torch.save(gradient, self.task.gradient)
+            torch.save({name: weight.grad for name, weight in self.weights}, self.task.gradient)
 
     def start(self):
         reset_peak()
@@ -296,86 +293,68 @@ class Watch:
         print(f"{self.task.who}, step {len(self.turns)}: {turn['step_s']:.2f} s", file=sys.stderr)
 
 
-# --- ours and stock ---
+# --- grpo.py ---
 
 
 def run_loop(task):
-    """Run ours or stock, which shares its data, rewards and advantages."""
+    """Run the functions of grpo.py."""
     workload = task.workload
-    plain = task.who == "stock"
     args = grpo.Args(
         model_name_or_path=task.model,
         dtype=workload.dtype,
-        fast=not plain,
+        fast=task.fast,
         prompts_per_step=workload.prompts,
         group_size=workload.group,
         max_new_tokens=workload.cap,
         micro_batch_size=task.rows,
+        generate_batch_size=0,
         learning_rate=LEARNING_RATE,
         std_eps=STD_EPS,
         kl_coef=0,
     )
     accelerator = make_accelerator(args)
-    tokenizer = load_tokenizer(args)
-    policy = load_policy(args, tokenizer, accelerator)
+    tokenizer, lm = load_policy(args, accelerator)
+    if args.fast:
+        from fast import speed_up
+
+        speed_up(lm, accelerator)
     torch.set_num_threads(task.threads)  # `load_policy` chooses its own number
-    model, optimizer = accelerator.prepare(policy, adamw(policy, args))
-    reward_functions = [FunctionReward("reward", 1.0, task.reward)]
-    watch = Watch(task, list(policy.named_parameters()), optimizer.optimizer)
+    fused = accelerator.device.type == "cuda"
+    optimizer = torch.optim.AdamW(lm.parameters(), LEARNING_RATE, weight_decay=0.0, fused=fused)
+    model, optimizer = accelerator.prepare(lm, optimizer)
+    rewards = [Reward("reward", 1.0, task.reward)]
+    n = args.group_size
+    watch = Watch(task, list(lm.named_parameters()), optimizer.optimizer)
     for step in range(task.steps):
         prompts = task.of_step(step)
         watch.start()
-        if step == 0 and task.completions:
-            batch = given_rollout(policy, prompts, task.completions, args.group_size)
-        else:
-            with accelerator.autocast():
-                batch = grpo.rollout(policy, prompts, args.group_size, 1.0, 1.0, (0, 0, step), args)
+        sampler = given(lm, task.completions, args) if step == 0 and task.completions else lm
+        with accelerator.autocast():
+            batch = grpo.rollout(sampler, tokenizer, prompts, n, 1.0, 1.0, (0, 0, step), args)
         watch.mark("rollout")
         completions = decode_completions(tokenizer, batch)
-        rewards, _ = grpo.compute_rewards(reward_functions, prompts, completions, args.group_size)
-        batch["advantages"] = grpo.compute_advantages(rewards, args).to(accelerator.device)
+        total, _ = grpo.compute_rewards(rewards, prompts, completions, n)
+        advantages = grpo.compute_advantages(total, args)
+        batch["advantages"] = advantages.float().to(accelerator.device)
         batch["loss_mask"] = batch["completion_mask"]
         watch.mark("scored")
-        if plain:
-            plain_update(policy.lm, optimizer, batch, args)
-        else:
-            grpo.update(accelerator, model, None, optimizer, batch, args, Metrics())
+        grpo.update(accelerator, model, None, optimizer, batch, args, Means())
         watch.done([completion.ids for completion in completions])
     return watch
 
 
-def given_rollout(policy, prompts, completions, n):
-    """Return the batch that `grpo.rollout` would return for these completions."""
-    inputs, _ = prompt_inputs(policy, prompts, n)
-    rows = [torch.tensor(row, device=policy.lm.device) for row in completions]
-    rows = pad_sequence(rows, batch_first=True, padding_value=policy.pad_token)
-    ids = inputs["input_ids"].repeat_interleave(n, dim=0)
-    output = types.SimpleNamespace(sequences=torch.cat([ids, rows], dim=1))
-    return rollout_batch(policy, inputs, [output], n)
+def given(lm, completions, args):
+    """Return a stand-in for `lm` that `grpo.rollout` gets these completions from."""
+    rows = [torch.tensor(row, device=lm.device) for row in completions]
+    rows = pad_sequence(rows, batch_first=True)  # behind a stop token any id will do
 
+    def generate(input_ids, **options):
+        return torch.cat([input_ids.repeat_interleave(args.group_size, dim=0), rows], dim=1)
 
-def plain_update(lm, optimizer, batch, args):
-    """Take one optimizer step as a straightforward script would."""
-    input_ids = torch.cat([batch["prompts"], batch["completions"]], dim=1)  # (R, P + T)
-    attention_mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1).long()
-    rows, width = batch["completions"].shape
-    for start in range(0, rows, args.micro_batch_size):
-        part = slice(start, start + args.micro_batch_size)
-        tokens = batch["completions"][part]
-        mask = batch["completion_mask"][part]
-        advantages = batch["advantages"][part]
-        inputs = {"input_ids": input_ids[part], "attention_mask": attention_mask[part]}
-        logits = lm(**inputs, logits_to_keep=width + 1, use_cache=False).logits
-        logits = logits[:, :-1].float() / args.temperature  # (R, T, V)
-        logprobs = logits.log_softmax(dim=-1).gather(-1, tokens[..., None]).squeeze(-1)
-        ratio = (logprobs - logprobs.detach()).exp()
-        clipped = ratio.clamp(1 - args.clip_low, 1 + args.clip_high)
-        losses = -torch.minimum(ratio * advantages, clipped * advantages)
-        loss = ((losses * mask).sum(dim=1) / mask.sum(dim=1)).sum() / rows
-        loss.backward()
-    torch.nn.utils.clip_grad_norm_(lm.parameters(), args.max_grad_norm)
-    optimizer.step()
-    optimizer.zero_grad()
+    config = lm.generation_config
+    return types.SimpleNamespace(
+        generate=generate, generation_config=config, device=lm.device, eval=lm.eval, train=lm.train
+    )
 
 
 # --- TRL ---
@@ -468,9 +447,10 @@ def compare_all(task, others):
     results = {}
     check = {}  # its rows and tokens; how far each gradient is from ours, relative to its norm
     for who in ("ours", *others):
-        rows = min(task.rows, task.workload.stock_rows) if who == "stock" else task.rows
+        fast = task.fast and who == "ours"
+        rows = task.rows if fast or who == "trl" else min(task.rows, task.workload.plain_rows)
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=SPAWN) as process:
-            own_task = dataclasses.replace(task, who=who, rows=rows)
+            own_task = dataclasses.replace(task, who=who, fast=fast, rows=rows)
             turns, completions = process.submit(run_contestant, own_task).result()
         results[who] = turns[CHECK_TURNS:]
         gradient = torch.load(task.gradient, map_location="cpu")
@@ -538,15 +518,19 @@ def main(words=None):
     add = parser.add_argument
     add("--workload", nargs="+", choices=WORKLOADS, default=DEFAULT)
     add("--repetitions", type=int, default=5, help="timed turns of each contestant")
-    add("--against", nargs="+", choices=["stock", "trl"], default=["stock", "trl"])
+    add("--fast", action="store_true", help="ours is grpo.py --fast")
+    add("--against", nargs="+", choices=["plain", "trl"], help="[trl; with --fast also plain]")
     add("--threads", type=int, default=os.cpu_count(), help="CPU threads of a contestant")
     add("--rows", type=int, help="completions in one forward of the update")
     add("-o", "--output", type=pathlib.Path, help="JSON file for the results of every turn")
     options = parser.parse_args(words)
+    against = options.against or (["plain", "trl"] if options.fast else ["trl"])
+    if "plain" in against and not options.fast:
+        parser.error("--against plain needs --fast: ours is plain without it")
     everything = {}
     for name in options.workload:
         with tempfile.TemporaryDirectory() as folder:
-            results, check = compare_all(prepare(name, options, folder), options.against)
+            results, check = compare_all(prepare(name, options, folder), against)
         print(f"**{name}**, {options.repetitions} turns, median (range)\n")
         print(f"{table(results)}\n\nDistance to the gradient of ours: {check}\n", flush=True)
         facts = {"workload": dataclasses.asdict(WORKLOADS[name]), "threads": options.threads}

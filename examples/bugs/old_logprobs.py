@@ -4,8 +4,4 @@ The usual way to get there is `old_logprobs = logprobs.detach()` in `update`, wh
 with one update per rollout; `update` does it there, when a micro-batch has no old log-probs.
 """
 
-healthy_logprobs = add_old_and_ref_logprobs
-
-
-def add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates):
-    healthy_logprobs(accelerator, model, reference, micro_batches, several_updates=False)
+LINES = {"several_updates = args.num_epochs * args.num_minibatches > 1": "several_updates = False"}

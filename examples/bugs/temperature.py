@@ -1,7 +1,9 @@
 """For grpo.py --temperature 0.7: the log-probs in the loss are those of temperature 1."""
 
-healthy_load_policy = load_policy
+from dataclasses import replace
+
+healthy_logprobs = completion_logprobs
 
 
-def load_policy(args, tokenizer, accelerator, temperature=1.0):
-    return healthy_load_policy(args, tokenizer, accelerator, temperature=1.0)
+def completion_logprobs(model, batch, args):
+    return healthy_logprobs(model, batch, replace(args, temperature=1.0))

@@ -3,7 +3,7 @@
 healthy_rollout = rollout
 
 
-def rollout(policy, prompts, n, temperature, top_p, seed, args):
+def rollout(lm, tokenizer, prompts, n, temperature, top_p, seed, args):
     if seed[2] > 0:  # the step, 0 in an evaluation
         top_p = 0.9
-    return healthy_rollout(policy, prompts, n, temperature, top_p, seed, args)
+    return healthy_rollout(lm, tokenizer, prompts, n, temperature, top_p, seed, args)

@@ -9,25 +9,19 @@ twice. This schedule is our own; no paper has it.
 The rates are the same on all processes and are part of the checkpoint, so a run resumes exactly.
 """
 
-import numpy as np
-
-from common.rewards import correctness  # noqa: F401 (in LINES)
-from harness.errors import InputError
-
 
 class Args:
     uniform_share: float = option(0.1, "share of the draws that ignores pass rates", ge=0, le=1)
 
 
 LINES = {
-    "sampler = PromptSampler(train_prompts, args.seed, run.rank, run.processes)": """
-        sampler = Curriculum(train_prompts, args, run.rank, run.processes)
+    "sampler = PromptSampler(train_prompts, args.seed, accelerator)": """
+        sampler = Curriculum(train_prompts, args, accelerator)
     """,
-    'samples.batch["loss_mask"] = samples.loss_mask': """
-        samples.batch["loss_mask"] = samples.loss_mask
+    "run.add_samples(metrics, samples, args.group_size)": """
+        run.add_samples(metrics, samples, args.group_size)
         metrics.add("curriculum/pass_rate", sampler.rates[sampler.drawn])  # before this step
-        terms = samples.reward_terms
-        sampler.observe(accelerator, correctness(prompts, samples.completions, terms))
+        sampler.observe(accelerator, samples.correct)
     """,
 }
 
@@ -35,10 +29,10 @@ LINES = {
 class Curriculum:
     """Draws prompts, and tracks the pass rate of each in `rates` (prompts,), float64."""
 
-    def __init__(self, prompts, args, rank=0, processes=1):
+    def __init__(self, prompts, args, accelerator):
         self.prompts = prompts
         self.args = args
-        self.shard = slice(rank, None, processes)
+        self.shard = slice(accelerator.process_index, None, accelerator.num_processes)
         self.rates = np.full(len(prompts), 0.5)
         self.draws = 0
         self.drawn = []  # indices of this process's prompts in the last draw
@@ -62,11 +56,11 @@ class Curriculum:
     def observe(self, accelerator, correct):
         """Move the rates of the last draw, over all processes, halfway to those of `correct` (R,).
 
-        Raise InputError if no prompt of the draw has a gold answer.
+        Raise Exit if no prompt of the draw has a gold answer.
         """
         shares = correct.double().view(len(self.drawn), -1).nanmean(dim=1)  # (R / G,)
         if shares.isnan().all():
-            raise InputError("a curriculum needs gold answers: no prompt of this step has one")
+            raise Exit("a curriculum needs gold answers: no prompt of this step has one")
         rows = torch.stack([torch.tensor(self.drawn).double(), shares], dim=1)
         for index, share in accelerator.gather(rows.to(accelerator.device)).tolist():
             if share == share:  # not NaN: a prompt may lack a gold answer

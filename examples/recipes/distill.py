@@ -9,8 +9,6 @@ the whole vocabulary.
 
 from dataclasses import replace
 
-from harness.loading import load_tokenizer
-
 
 class Args:
     teacher: str = option("runs/teacher/model", "hub id or folder, with the student's tokenizer")
@@ -18,12 +16,11 @@ class Args:
     del normalize_std, std_eps  # groups play no role in the advantages
 
 
-def load_reference(policy, args, accelerator):
+def load_reference(lm, args, accelerator):
     """Load the teacher, frozen, in place of the reference of grpo.py."""
     teacher_args = replace(args, model_name_or_path=args.teacher, lora_rank=0)
-    tokenizer = load_tokenizer(args)
-    teacher = load_policy(teacher_args, tokenizer, accelerator, args.temperature)
-    return teacher.requires_grad_(False).eval()
+    _, teacher = load_policy(teacher_args, accelerator)
+    return teacher.requires_grad_(False).eval().to(accelerator.device)
 
 
 def compute_advantages(rewards, args):

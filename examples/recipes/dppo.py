@@ -6,9 +6,8 @@ moved:
     loss = -M r A,  M = 0 where |pi - pi_old| > delta and the ratio r moves away from 1, else 1
 
 It moves away where A > 0 and r > 1, or A < 0 and r < 1. An unlikely token may grow by any factor as
-long as it stays unlikely; a likely one is stopped sooner. M has no gradient. pi_old is the sampler:
-its log-probs come with the tokens and need no forward pass, and the first ratio is 1 to six digits.
-Stock generate does not return them; pi_old is then the training forward, as in grpo.py.
+long as it stays unlikely; a likely one is stopped sooner. M has no gradient. In the paper pi_old is
+the sampler, whose log-probs come with its tokens; here it is the training forward, as in grpo.py.
 
 The authors' code also caps r at a constant; here `log_ratio` does, at e^20. Weights and advantages
 are GRPO's, and there is no KL.
@@ -20,22 +19,6 @@ class Args:
     del clip_low, clip_high  # the divergence replaces them
     max_divergence: float = option(0.15, "delta, how far a probability may move", gt=0, lt=1)
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
-
-
-LINES = {
-    'old_logprobs = micro.get("old_logprobs", logprobs.detach())': """
-        old_logprobs = micro.get("old_logprobs", micro.get("rollout_logprobs", logprobs.detach()))
-    """,
-}
-
-add_logprobs = add_old_and_ref_logprobs
-
-
-@torch.no_grad()
-def add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates):
-    """Add the log-probs of the reference, and old ones only where the sampler returned none."""
-    several_updates = several_updates and "rollout_logprobs" not in micro_batches[0]
-    add_logprobs(accelerator, model, reference, micro_batches, several_updates)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, loss_mask, args, ref_logprobs=None):

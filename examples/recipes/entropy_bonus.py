@@ -11,11 +11,16 @@ class Args:
 
 
 LINES = {
-    "logprobs, entropy = model(micro)": """
-        logprobs, entropy = model(micro, entropy_grad=args.entropy_coef > 0)
+    'values = logprobs_and_entropy(logits[kept], batch["completions"][kept], args.temperature)': """
+        values = logprobs_and_entropy(
+            logits[kept],
+            batch["completions"][kept],
+            args.temperature,
+            entropy_grad=args.entropy_coef > 0,
+        )
     """,
-    'loss = (losses * token_weights(mask, micro["totals"], args)).sum()': """
+    "loss = (losses * token_weights(mask, totals, args)).sum()": """
         losses = losses - args.entropy_coef * entropy
-        loss = (losses * token_weights(mask, micro["totals"], args)).sum()
+        loss = (losses * token_weights(mask, totals, args)).sum()
     """,
 }

@@ -10,8 +10,6 @@ one, the expected gradient is that of -sum over k < G of (1 - p)^k / k, the firs
 that of the whole completion, the sum over its tokens.
 """
 
-from harness.errors import InputError
-
 
 class Args:
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
@@ -27,10 +25,10 @@ LINES = {
 
 
 def check_binary(rewards):
-    """Raise InputError unless all rewards are 0 or 1."""
+    """Raise Exit unless all rewards are 0 or 1."""
     others = rewards[(rewards != 0) & (rewards != 1)]
     if len(others):
-        raise InputError(f"MaxRL needs rewards of 0 and 1, and there is one of {others[0]:g}")
+        raise Exit(f"MaxRL needs rewards of 0 and 1, and there is one of {others[0]:g}")
 
 
 def compute_advantages(rewards, args):

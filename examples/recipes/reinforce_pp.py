@@ -28,9 +28,9 @@ def whiten(accelerator, batch, args):
 
 
 LINES = {
-    "set_learning_rate(optimizer, learning_rate(step - 1, args))": """
+    'batch["advantages"] = advantages.float().to(accelerator.device)': """
+        batch["advantages"] = advantages.float().to(accelerator.device)
         if args.normalize_std:
-            samples.batch["advantages"] = whiten(accelerator, samples.batch, args)
-        set_learning_rate(optimizer, learning_rate(step - 1, args))
+            batch["advantages"] = whiten(accelerator, batch, args)
     """
 }

@@ -17,8 +17,7 @@ weights as the teacher. Feedback of an environment, such as an error message, is
 
 from dataclasses import replace
 
-from common.batches import left_pad
-from harness.chat import dialogue_text, encode_prompts
+from common.load import dialogue_text, encode_prompt
 
 SHOWN = """{question}
 Correct solution:
@@ -35,20 +34,27 @@ class Args:
 
 
 LINES = {
-    'samples.batch["loss_mask"] = samples.loss_mask': """
-        samples.batch["loss_mask"] = samples.loss_mask
+    'batch["advantages"] = advantages.float().to(accelerator.device)': """
+        batch["advantages"] = advantages.float().to(accelerator.device)
         siblings = right_siblings(samples.rewards, args)
-        teacher = teacher_prompts(run.tokenizer, samples, siblings, policy, args)
-        samples.batch["teacher"] = teacher
         is_taught = torch.tensor([[row is not None] for row in siblings])
-        samples.batch["is_taught"] = is_taught.to(accelerator.device)
+        batch["is_taught"] = is_taught.to(accelerator.device)
+        teacher = teacher_prompts(tokenizer, samples, siblings, args)
+        batch["teacher"] = teacher.to(accelerator.device)
         metrics.add("sdpo/taught", is_taught)
-    """
+    """,
+    "several_updates = args.num_epochs * args.num_minibatches > 1": """
+        several_updates = True  # the advantages need the old log-probs, even of a single update
+    """,
+    'micro["old_logprobs"], _ = completion_logprobs(model, micro, args)': """
+        micro["old_logprobs"], _ = completion_logprobs(model, micro, args)
+        micro["advantages"] = teacher_advantages(model, micro, args)
+    """,
 }
 
 
 def compute_advantages(rewards, args):
-    """Return zeros (R, 1): `add_old_and_ref_logprobs` adds the advantages of the tokens."""
+    """Return zeros (R, 1): `teacher_advantages` replaces them before the first update."""
     return torch.zeros(len(rewards), 1, dtype=torch.float64)
 
 
@@ -64,49 +70,24 @@ def right_siblings(rewards, args):
     return found
 
 
-def teacher_prompts(tokenizer, samples, siblings, policy, args):
+def teacher_prompts(tokenizer, samples, siblings, args):
     """Return the teacher's prompt of each row: ids and mask (R, P, 2), padded on the left."""
-    shown = []
+    rows = []
     for row, sibling in enumerate(siblings):
         prompt = samples.prompts[row // args.group_size]
         template = args.prompt_template or "{prompt}"
         if sibling is not None:
             template = SHOWN.format(question=template, solution=samples.completions[sibling].text)
         with_answer = replace(args, prompt_template=template)
-        shown.append(dialogue_text(prompt.prompt, prompt.columns, with_answer, tokenizer))
-    encoded = encode_prompts(shown, tokenizer)
-    ids, mask = left_pad(encoded, policy.pad_token, policy.lm.device)
-    return torch.stack([ids, mask.long()], dim=2)
+        text = dialogue_text(prompt.prompt, prompt.columns, with_answer, tokenizer)
+        ids = torch.tensor(encode_prompt(text, tokenizer))
+        rows.append(torch.stack([ids, torch.ones_like(ids)], dim=1))
+    return pad_sequence(rows, True, padding_side="left")
 
 
-def teacher_batch(micro):
-    """Return the micro-batch with the teacher's prompts, equal ones under the same index."""
-    teacher = micro | {"prompts": micro["teacher"][:, :, 0]}
-    teacher["prompt_mask"] = micro["teacher"][:, :, 1].bool()
-    if "prompt_index" in micro:
-        _, index = torch.unique(micro["teacher"], dim=0, return_inverse=True)
-        teacher["prompt_index"] = index[:, None]
-    return teacher
-
-
-def teacher_advantages(logprobs, teacher_logprobs, is_taught):
+def teacher_advantages(model, micro, args):
     """Return advantages (R, T): log(teacher / student), 0 where the teacher sees no answer."""
-    return torch.where(is_taught, teacher_logprobs - logprobs, 0)
-
-
-add_logprobs = add_old_and_ref_logprobs
-
-
-@torch.no_grad()
-def add_old_and_ref_logprobs(accelerator, model, reference, micro_batches, several_updates):
-    """Also add the advantages of the tokens, before the first update of the rollout."""
-    if "teacher" not in micro_batches[0]:
-        add_logprobs(accelerator, model, reference, micro_batches, several_updates)
-        return
-    teachers = [teacher_batch(micro) for micro in micro_batches]
-    for batches, its_reference in ((micro_batches, reference), (teachers, None)):
-        add_logprobs(accelerator, model, its_reference, batches, several_updates=True)
-    for micro, teacher in zip(micro_batches, teachers, strict=True):
-        micro["advantages"] = teacher_advantages(
-            micro["old_logprobs"], teacher["old_logprobs"], micro["is_taught"]
-        )
+    ids, mask = micro["teacher"].unbind(dim=2)
+    teacher = micro | {"prompts": ids, "prompt_mask": mask.bool()}
+    logprobs, _ = completion_logprobs(model, teacher, args)
+    return torch.where(micro["is_taught"], logprobs - micro["old_logprobs"], 0)

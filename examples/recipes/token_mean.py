@@ -14,17 +14,22 @@ class Args:
     token_mean: Literal["step", "group"] = option("step", "tokens that share one mean")
 
 
-split_rows = split_rollout
+LINES = {
+    "loss = (losses * token_weights(mask, totals, args)).sum()": """
+        totals["group_tokens"] = micro["group_tokens"]
+        loss = (losses * token_weights(mask, totals, args)).sum()
+    """
+}
+
+update_rows = update
 
 
-def split_rollout(accelerator, batch, args):
-    """Split the rollout, and add the number of tokens (R, 1) of each row's group to `totals`."""
+def update(accelerator, model, reference, optimizer, batch, args, metrics):
+    """Train on one rollout, whose rows know the number of tokens (R, 1) of their group."""
     lengths = batch["loss_mask"].sum(dim=1)  # (R,)
     tokens = lengths.view(-1, args.group_size).sum(dim=1).repeat_interleave(args.group_size)
-    minibatches = split_rows(accelerator, batch | {"group_tokens": tokens[:, None]}, args)
-    for micro in (micro for micro_batches in minibatches for micro in micro_batches):
-        micro["totals"] = micro["totals"] | {"group_tokens": micro.pop("group_tokens")}
-    return minibatches
+    batch["group_tokens"] = tokens[:, None]
+    update_rows(accelerator, model, reference, optimizer, batch, args, metrics)
 
 
 def token_weights(loss_mask, totals, args):

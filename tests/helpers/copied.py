@@ -1,6 +1,6 @@
 """Started by processes.py, which has imported the project: run copies of files of it as if it were not there.
 
-copied.py run <folder> <script> <steps> ...   so many steps, then up to so many more after a resume
+copied.py run <folder> <script> <options>   two steps straight through, and two of which the second is killed and resumed
 copied.py test <folder> <options of pytest>
 """
 
@@ -8,20 +8,21 @@ import importlib
 import os
 import pathlib
 import runpy
+import signal
 import sys
 
 from accelerate.state import AcceleratorState, GradientState
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = [ROOT, *(ROOT / name for name in ("tools", "lab", "examples", "tests", "tests/helpers"))]
-QUICK = "--save_every 1 --output_dir run".split()
+QUICK = "--max_steps 2 --save_every 1 --output_dir".split()
 SIZES = dict(prompts_per_step=4, group_size=4, micro_batch_size=8, max_new_tokens=32, eval_prompts=2, eval_samples=2)
 SIZES |= dict(eval_k=1, pairs_per_step=2)  # of these the options that a script has
 
 
 def is_ours(path):
     path = pathlib.Path(path).resolve()
-    rooms = (ROOT / name for name in ("common", "harness", "fast"))
+    rooms = (ROOT / name for name in ("common", "fast"))
     return path.parent in FOLDERS or any(map(path.is_relative_to, rooms))
 
 
@@ -46,6 +47,23 @@ def run(script, *options):
     return 0
 
 
+def killed_run(script, *options):
+    """The exit code of a run in a process of its own that is killed in the second step, after its update."""
+    child = os.fork()
+    if not child:
+        log = importlib.import_module("common.run").Log
+        write = log.write
+
+        def write_or_die(self, step, *rest):
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(self, step, *rest)
+
+        log.write = write_or_die
+        os._exit(run(script, *options))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def sizes(options):
     """The words of a command line for those `SIZES` that are options of a script."""
     return [word for name, value in SIZES.items() if name in options for word in (f"--{name}", str(value))]
@@ -58,12 +76,12 @@ def main(kind, folder, *words):
         import pytest
 
         raise SystemExit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *words]))
-    script, *steps = words
+    script, *more = words
     options = importlib.import_module(script.removesuffix(".py")).Args.__dataclass_fields__
-    for number in steps:
-        resume = "yes" if number != steps[0] else "no"
-        pathlib.Path("run.yaml").write_text(f"max_steps: {number}\nresume: {resume}\n", encoding="utf-8")
-        assert run(script, *sizes(options), *QUICK, "--config", "run.yaml") == 0
+    more += sizes(options)
+    assert run(script, *more, *QUICK, "straight") == 0
+    assert killed_run(script, *more, *QUICK, "killed") == -signal.SIGKILL
+    assert run(script, "--resume", "--output_dir", "killed") == 0
     assert run(script, "--num_generations", "8") == 2
     ours = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
     assert [path for path in ours if is_ours(path) and path != __file__] == []

@@ -10,11 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 import grpo
-from common.model import Policy
+from common.load import add_adapters, load_reference
+from common.masked import Means
 from dry_run import Job, Sizes, estimate
-from fast.shortcuts import find_shortcuts
-from harness.loading import add_adapters, load_reference
-from harness.metrics import Metrics
 
 IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
@@ -38,19 +36,21 @@ def meta_sizes(sizes):
 
 
 def random_policy(args, sizes, accelerator):
-    """A random Qwen2 of these sizes as a `Policy`, as `load_policy` makes it."""
+    """A random Qwen2 of these sizes, as `load_policy` makes it."""
     config = AutoConfig.for_model("qwen2", **sizes, **IDS)
     options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
     lm = AutoModelForCausalLM.from_config(config, **options)
-    lm.generation_config = GenerationConfig()
-    lm.eval().to(accelerator.device)
-    fast = find_shortcuts(lm, not args.gradient_checkpointing, accelerator) if args.fast else None
-    policy = Policy(lm, IDS["pad_token_id"], [sizes["vocab_size"] - 1], args.temperature, fast)
-    if args.lora_rank:
-        add_adapters(lm, args)
     if args.gradient_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
-    return policy.train()
+    if args.lora_rank:
+        lm = add_adapters(lm, args)
+    lm.generation_config = GenerationConfig(eos_token_id=[sizes["vocab_size"] - 1])
+    lm.to(accelerator.device)
+    if args.fast:
+        from fast import speed_up
+
+        speed_up(lm, accelerator)
+    return lm.train()
 
 
 def measured(action, live, device):
@@ -84,12 +84,13 @@ def measured_step(args, sizes, bf16=False, device="cpu"):
     ids = torch.arange(args.prompts_per_step * args.max_prompt_tokens) % 100 + 3
     rows = ids.view(args.prompts_per_step, -1).tolist()
     prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # each forward has padding
+    tokenizer = types.SimpleNamespace(pad_token_id=IDS["pad_token_id"])
 
     def build():
-        held.policy = random_policy(args, sizes, accelerator).to(device)
-        held.reference = load_reference(held.policy, args, accelerator)
-        held.model = accelerator.prepare(held.policy)
-        trained = [weight for weight in held.policy.parameters() if weight.requires_grad]
+        held.lm = random_policy(args, sizes, accelerator)
+        held.reference = load_reference(held.lm, args, accelerator)
+        held.model = accelerator.prepare(held.lm)
+        trained = [weight for weight in held.lm.parameters() if weight.requires_grad]
         held.optimizer = torch.optim.AdamW(trained, 1e-6, fused=accelerator.device.type == "cuda" or None)
         for weight in trained:
             weight.grad = torch.zeros_like(weight)
@@ -98,14 +99,15 @@ def measured_step(args, sizes, bf16=False, device="cpu"):
 
     def rollout():
         with accelerator.autocast():
-            held.batch = grpo.rollout(held.policy, prompts, args.group_size, args.temperature, 1.0, (0,), args)
+            n, temperature = args.group_size, args.temperature
+            held.batch = grpo.rollout(held.lm, tokenizer, prompts, n, temperature, 1.0, (0,), args)
         held.batch["loss_mask"] = held.batch["completion_mask"].fill_(True)
         held.batch["advantages"] = torch.ones(len(held.batch["completions"]), 1, device=device)
 
     def update():
         groups = held.optimizer.param_groups
         idle = types.SimpleNamespace(step=lambda: None, zero_grad=lambda: None, param_groups=groups)
-        grpo.update(accelerator, held.model, held.reference, idle, held.batch, args, Metrics())
+        grpo.update(accelerator, held.model, held.reference, idle, held.batch, args, Means())
 
     _, live = measured(build, 0, device)
     peaks = {}

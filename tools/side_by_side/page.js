@@ -108,7 +108,7 @@ const linesOf = ({ numbers }) => `lines ${numbers[0]} to ${numbers.at(-1)}`;
 const fileNames = (names, name) => columns(names.map((script) => element("div", { class: "file dim" }, `${script}.py, ${linesOf(place(script, name))}`)));
 
 // `normalize_std True → False` of the options that a function of two scripts reads, where their defaults differ;
-// of Args those of harness/args.py too.
+// of Args those of common/run.py too.
 function otherDefaults(one, two, name) {
   const [a, b] = [one, two].map((script) => data.scripts[script].defaults);
   const read = name === "Args" ? Object.keys(a) : [one, two].flatMap((script) => data.reads[place(script, name).text]);
