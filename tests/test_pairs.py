@@ -1,11 +1,11 @@
-"""harness/pairs.py: every format of preference pairs, their end tokens, evaluation data, bad rows."""
+"""common/pairs.py: every format of preference pairs, their end tokens, evaluation data, bad rows."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from harness.errors import InputError
-from harness.pairs import Pair, pair_batches, spread_pairs
+from common.pairs import Pair, common_prefix, pair_batches, spread_pairs
+from common.run import Exit
 from rows import (
     GEMMA,
     TEMPLATE,
@@ -35,8 +35,13 @@ PAIR_FORMATS = {
     "prompt beside whole dialogues": (
         {"prompt": USER, "chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5",
     ),
-    "an answer that begins with its prompt": ({"prompt": "2", "chosen": "2+2", "rejected": "2-2"}, "2", "2+2", "2-2"),
+    "answers that repeat the prompt": ({"prompt": "2+2?", "chosen": "2+2?4", "rejected": "2+2?5"}, "2+2?", "4", "5"),
     "question": ({"question": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
+    "instruction": ({"instruction": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
+    "instruction with input": ({"instruction": "2", "input": "+2?", "chosen": "4", "rejected": "5"}, "2\n+2?", "4", "5"),
+    "query": ({"query": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
+    "implicit, a word": ({"chosen": "The sky is blue", "rejected": "The sky is brown"}, "The sky is", " blue", " brown"),
+    "implicit, a line": ({"chosen": "Sky?\nblue", "rejected": "Sky?\ngreen"}, "Sky?", "\nblue", "\ngreen"),
 }  # fmt: skip
 
 
@@ -55,20 +60,20 @@ def test_pairs_of_a_chat_tokenizer(tmp_path, no_datasets, name):
 
 
 @pytest.mark.parametrize("template, end", [(GEMMA, "<end_of_turn>"), (None, "<eos>")])
-def test_given_pairs_end_with_what_the_template_puts_there(template, end, tmp_path):
+def test_end_tokens_of_given_pairs(template, end, tmp_path):
     tokenizer = gemma_tokenizer(template)
     written = [("2+2?", "4", "5"), ("2+2?", "4<end_of_turn>", "5<eos>"), ("2+2?", "4<end_of_turn><eos>", "5")]
     for pair in pairs_from(tmp_path, tokenizer, *written[: 3 if template else 1]):
         assert [tokenizer.convert_ids_to_tokens(ids) for ids in pair[1:3]] == [["4", end], ["5", end]]
 
 
-def test_an_unknown_character_is_no_end(tmp_path):
+def test_unknown_character_is_no_end(tmp_path):
     tokenizer = gemma_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
     (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "é", "5"))
     assert tokenizer.convert_ids_to_tokens(pair.chosen) == ["<unk>", "<eos>"]
 
 
-def test_what_was_dropped_is_said(tmp_path, capsys):
+def test_dropped_pairs_are_counted(tmp_path, capsys):
     """A pair that is too long is never cut: it would lose its BOS or its system turn, or end in mid-sentence."""
     rows = [
         ("abcdef", "12345", "12"),
@@ -84,7 +89,7 @@ def test_what_was_dropped_is_said(tmp_path, capsys):
     assert [text_of(pair.prompt) for pair in pairs] == ["e", "abc"]
     told = capsys.readouterr().out
     assert "4 with equal or empty completions dropped, 1 longer than --max_length dropped" in told
-    with pytest.raises(InputError, match="0 pairs"):
+    with pytest.raises(Exit, match="0 pairs"):
         load_rows(tmp_path, rows[1:4], read=load_pairs)
 
 
@@ -103,29 +108,34 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
         ({"prompt": "a", "chosen": "b"}, "no columns chosen and rejected in ['prompt', 'chosen']"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "column rejected: expected text or a list of messages"),
         ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
-        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "after the common prompt, found user"),
+        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "after the prompt (user), found user"),
         # both answer twice, and differ in the first answer
         (
             {"chosen": [*USER, say("b"), *USER, say("d")], "rejected": [*USER, say("c"), *USER, say("d")]},
-            "after the common prompt, found assistant, user, assistant",
+            "after the prompt (user), found assistant, user, assistant",
         ),
-        ({"chosen": USER, "rejected": [*USER, say("b")]}, "after the common prompt, found no turn"),
+        ({"chosen": USER, "rejected": [*USER, say("b")]}, "after the prompt (user), found no turn"),
+        (
+            {"prompt": [{"role": "system", "content": "s"}, *USER], "chosen": [*USER, say("b")], "rejected": USER},
+            "after the prompt (system, user), found user, assistant",
+        ),
+        ({"text": "a", "chosen": "b c", "rejected": "b d"}, "no column prompt in ['text', 'chosen', 'rejected']"),
         # of two dialogues one answers another prompt
         (
             {"prompt": USER, "chosen": [*USER, say("b")], "rejected": [{"role": "user", "content": "3+3?"}, say("c")]},
-            "after the common prompt, found user, assistant",
+            "after the prompt (user), found user, assistant",
         ),
     ],
 )
-def test_a_bad_pair_is_named(tmp_path, no_datasets, row, says):
-    with pytest.raises(InputError) as caught:
+def test_bad_pairs_are_named(tmp_path, no_datasets, row, says):
+    with pytest.raises(Exit) as caught:
         load_rows(tmp_path, [*numbered_pairs(2), row], read=load_pairs)
     assert str(caught.value).startswith("row 3: ") and says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="no column ask in .*: set --prompt_column"):
+def test_missing_prompt_column(tmp_path):
+    with pytest.raises(Exit, match="no column ask in .*: set --prompt_column"):
         load_rows(tmp_path, numbered_pairs(2), read=load_pairs, prompt_column="ask")
 
 
@@ -136,7 +146,7 @@ def pairs_of_lengths(*lengths):
     return [Pair([5] * length, [6, 1], [7, 1], -float(length), -1.0) for length in lengths]
 
 
-def test_pair_batches_keep_the_order_of_the_pairs():
+def test_batches_keep_the_order():
     args = SimpleNamespace(micro_batch_size=5)  # two pairs a forward
     one, two = pair_batches(pairs_of_lengths(3, 1, 2), args, "cpu")
     assert one["prompt_mask"].sum(dim=1).tolist() == [3, 1, 3, 1] and len(two["prompts"]) == 2
@@ -145,7 +155,7 @@ def test_pair_batches_keep_the_order_of_the_pairs():
 
 
 @pytest.mark.parametrize("count, processes", [(5, 1), (5, 2), (1, 4)])
-def test_the_processes_share_the_pairs_by_length(count, processes):
+def test_processes_share_pairs(count, processes):
     """Each pair counts once, each process makes equally many forwards, and a batch has similar lengths."""
     pairs = pairs_of_lengths(*[4, 2, 5, 1, 3][:count])
     seen, forwards = [], set()
@@ -159,3 +169,13 @@ def test_the_processes_share_the_pairs_by_length(count, processes):
             assert lengths[is_real].tolist() == sorted(lengths[is_real].tolist())
             seen += indices[is_real].tolist()
     assert sorted(seen) == list(range(count)) and len(forwards) == 1
+
+
+def test_implicit_prompts_of_other_scripts(tmp_path):
+    """grpo.py and ppo.py take the prompts of a file of pairs."""
+    rows = [{"chosen": f"{HUMAN} It is 4", "rejected": f"{HUMAN} It is 5"}]
+    assert [prompt.prompt for prompt in load_rows(tmp_path, rows)] == [HUMAN]
+
+
+def test_chinese_prefix_ends_at_a_character():
+    assert common_prefix("\u5929\u7a7a\u662f\u84dd", "\u5929\u7a7a\u662f\u7eff") == "\u5929\u7a7a\u662f"
