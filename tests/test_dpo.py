@@ -23,12 +23,12 @@ def test_a_margin_far_on_either_side_does_not_overflow(h):
     assert (loss.item(), gradient.item()) == (max(0, -h), -float(h < 0))
 
 
-def test_update_that_is_not_finite_ends_the_run():
+def test_an_update_on_pairs_that_is_not_finite_ends_the_run():
     _, args, _, lm = embedded("dpo")
     recorder, pairs = GradientRecorder(lm, lm.parameters()), [Pair([5, 6], [7, 1], [8, 1], math.nan, 0.0)]
-    with pytest.raises(Exit, match="gradient norm nan") as error:
+    with pytest.raises(Exit, match="gradient norm nan"):
         dpo.update(Accelerator(cpu=True), lm, recorder, pairs, args, Means())
-    assert error.value.code == 1 and recorder.steps == []
+    assert recorder.steps == []
 
 
 # --- a run ---

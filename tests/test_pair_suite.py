@@ -76,8 +76,8 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     assert {"eval/accuracy", "eval/loss", "eval/margin"} <= row.keys() and not (tmp_path / "model").exists()
     printed = capsys.readouterr().out
     assert re.search(r"\n0 steps", printed) and "before" not in printed
-    # The first pair as the model sees it, of the training data if they are read.
-    assert re.search(r"first prompt: '[\d+-]+\?'\nfirst completion: '.*#### \d+<eos>'\n", printed)
+    # The first pair as the model sees it.
+    assert re.search(r"first prompt: '[\d+-]+\?'\nfirst chosen: '.*#### \d+<eos>'\n", printed)
 
 
 # --- several processes ---
@@ -151,7 +151,7 @@ def test_the_glossary_names_what_is_logged(name, tmp_path):
     """docs/watch.md: a script's own section is complete, and what else it logs stands in the table of all."""
     run(name, tmp_path / "a", "--max_steps", 2)
     logged = {key for row in metric_rows(tmp_path / "a") for key in row} - {"step"}
-    logged |= {"time/update_s"}
+    logged.add("time/update_s")
     if name not in ("dpo", "reward_model"):
         pytest.skip("the page is about the scripts of this project")
     if name == "dpo":

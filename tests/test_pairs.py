@@ -35,14 +35,20 @@ PAIR_FORMATS = {
     "prompt beside whole dialogues": (
         {"prompt": USER, "chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5",
     ),
-    "answers that repeat the prompt": ({"prompt": "2+2?", "chosen": "2+2?4", "rejected": "2+2?5"}, "2+2?", "4", "5"),
+    "a prompt that both repeat": ({"prompt": "2?", "chosen": "2?4", "rejected": "2?5"}, "2?", "4", "5"),
+    "one begins with its prompt": ({"prompt": "2", "chosen": "2+2", "rejected": "5"}, "2", "2+2", "5"),
     "question": ({"question": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
-    "instruction": ({"instruction": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
-    "instruction with input": ({"instruction": "2", "input": "+2?", "chosen": "4", "rejected": "5"}, "2\n+2?", "4", "5"),
-    "query": ({"query": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
-    "implicit, a word": ({"chosen": "The sky is blue", "rejected": "The sky is brown"}, "The sky is", " blue", " brown"),
-    "implicit, a line": ({"chosen": "Sky?\nblue", "rejected": "Sky?\ngreen"}, "Sky?", "\nblue", "\ngreen"),
+    "instruction": ({"instruction": "2+2?", "input": "", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
+    "instruction and input": (
+        {"instruction": "Add.", "input": "2+2", "chosen": "4", "rejected": "5"}, "Add.\n2+2", "4", "5",
+    ),
+    "hh-rlhf beside a source": (
+        {"source": "a", "chosen": f"{HUMAN} 4", "rejected": f"{HUMAN} 5"}, HUMAN, " 4", " 5",
+    ),
 }  # fmt: skip
+
+
+SYSTEM = {"role": "system", "content": "Add."}
 
 
 def numbered_pairs(n, prompts=None):
@@ -60,20 +66,20 @@ def test_pairs_of_a_chat_tokenizer(tmp_path, no_datasets, name):
 
 
 @pytest.mark.parametrize("template, end", [(GEMMA, "<end_of_turn>"), (None, "<eos>")])
-def test_end_tokens_of_given_pairs(template, end, tmp_path):
+def test_given_pairs_end_with_what_the_template_puts_there(template, end, tmp_path):
     tokenizer = gemma_tokenizer(template)
     written = [("2+2?", "4", "5"), ("2+2?", "4<end_of_turn>", "5<eos>"), ("2+2?", "4<end_of_turn><eos>", "5")]
     for pair in pairs_from(tmp_path, tokenizer, *written[: 3 if template else 1]):
         assert [tokenizer.convert_ids_to_tokens(ids) for ids in pair[1:3]] == [["4", end], ["5", end]]
 
 
-def test_unknown_character_is_no_end(tmp_path):
+def test_an_unknown_character_is_no_end(tmp_path):
     tokenizer = gemma_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
     (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "é", "5"))
     assert tokenizer.convert_ids_to_tokens(pair.chosen) == ["<unk>", "<eos>"]
 
 
-def test_dropped_pairs_are_counted(tmp_path, capsys):
+def test_what_was_dropped_is_said(tmp_path, capsys):
     """A pair that is too long is never cut: it would lose its BOS or its system turn, or end in mid-sentence."""
     rows = [
         ("abcdef", "12345", "12"),
@@ -107,7 +113,12 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
     [
         ({"prompt": "a", "chosen": "b"}, "no columns chosen and rejected in ['prompt', 'chosen']"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "column rejected: expected text or a list of messages"),
-        ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
+        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
+        ({"chosen": "b", "rejected": "c"}, "no column prompt in ['chosen', 'rejected']: set --prompt_column"),
+        (
+            {"ask": "2?", "chosen": "It is 4", "rejected": "It is 5"},
+            "no column prompt in ['ask', 'chosen', 'rejected']",
+        ),
         ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "after the prompt (user), found user"),
         # both answer twice, and differ in the first answer
         (
@@ -115,11 +126,11 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
             "after the prompt (user), found assistant, user, assistant",
         ),
         ({"chosen": USER, "rejected": [*USER, say("b")]}, "after the prompt (user), found no turn"),
+        # a system turn on one side only
         (
-            {"prompt": [{"role": "system", "content": "s"}, *USER], "chosen": [*USER, say("b")], "rejected": USER},
-            "after the prompt (system, user), found user, assistant",
+            {"prompt": USER, **{key: [SYSTEM, *USER, say(key)] for key in ("chosen", "rejected")}},
+            "found system, user, assistant",
         ),
-        ({"text": "a", "chosen": "b c", "rejected": "b d"}, "no column prompt in ['text', 'chosen', 'rejected']"),
         # of two dialogues one answers another prompt
         (
             {"prompt": USER, "chosen": [*USER, say("b")], "rejected": [{"role": "user", "content": "3+3?"}, say("c")]},
@@ -127,14 +138,33 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
         ),
     ],
 )
-def test_bad_pairs_are_named(tmp_path, no_datasets, row, says):
+def test_a_bad_pair_is_named(tmp_path, no_datasets, row, says):
     with pytest.raises(Exit) as caught:
         load_rows(tmp_path, [*numbered_pairs(2), row], read=load_pairs)
     assert str(caught.value).startswith("row 3: ") and says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_missing_prompt_column(tmp_path):
+@pytest.mark.parametrize(
+    "chosen, rejected, prefix",
+    [
+        ("The sky is blue.", "The sky is brown.", "The sky is"),
+        ("Sky?\nblue", "Sky?\nbrown", "Sky?"),
+        ("天空是蓝色的", "天空是绿色的", "天空是"),
+        ("1+2=3", "1+2=4", "1+2="),
+        ("blue", "brown", ""),
+    ],
+)
+def test_the_common_prefix_ends_with_a_word(chosen, rejected, prefix):
+    assert common_prefix(chosen, rejected) == prefix
+
+
+def test_prompts_are_read_from_pairs(tmp_path):
+    rows = [{"chosen": f"{HUMAN} {i}", "rejected": f"{HUMAN} no"} for i in range(3)]
+    assert {prompt.prompt for prompt in load_rows(tmp_path, rows)} == {HUMAN}
+
+
+def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
     with pytest.raises(Exit, match="no column ask in .*: set --prompt_column"):
         load_rows(tmp_path, numbered_pairs(2), read=load_pairs, prompt_column="ask")
 
@@ -146,7 +176,7 @@ def pairs_of_lengths(*lengths):
     return [Pair([5] * length, [6, 1], [7, 1], -float(length), -1.0) for length in lengths]
 
 
-def test_batches_keep_the_order():
+def test_pair_batches_keep_the_order_of_the_pairs():
     args = SimpleNamespace(micro_batch_size=5)  # two pairs a forward
     one, two = pair_batches(pairs_of_lengths(3, 1, 2), args, "cpu")
     assert one["prompt_mask"].sum(dim=1).tolist() == [3, 1, 3, 1] and len(two["prompts"]) == 2
@@ -155,7 +185,7 @@ def test_batches_keep_the_order():
 
 
 @pytest.mark.parametrize("count, processes", [(5, 1), (5, 2), (1, 4)])
-def test_processes_share_pairs(count, processes):
+def test_the_processes_share_the_pairs_by_length(count, processes):
     """Each pair counts once, each process makes equally many forwards, and a batch has similar lengths."""
     pairs = pairs_of_lengths(*[4, 2, 5, 1, 3][:count])
     seen, forwards = [], set()
@@ -169,13 +199,3 @@ def test_processes_share_pairs(count, processes):
             assert lengths[is_real].tolist() == sorted(lengths[is_real].tolist())
             seen += indices[is_real].tolist()
     assert sorted(seen) == list(range(count)) and len(forwards) == 1
-
-
-def test_implicit_prompts_of_other_scripts(tmp_path):
-    """grpo.py and ppo.py take the prompts of a file of pairs."""
-    rows = [{"chosen": f"{HUMAN} It is 4", "rejected": f"{HUMAN} It is 5"}]
-    assert [prompt.prompt for prompt in load_rows(tmp_path, rows)] == [HUMAN]
-
-
-def test_chinese_prefix_ends_at_a_character():
-    assert common_prefix("\u5929\u7a7a\u662f\u84dd", "\u5929\u7a7a\u662f\u7eff") == "\u5929\u7a7a\u662f"

@@ -155,6 +155,29 @@ def test_a_reward_model_reads_the_columns_that_its_chat_template_does(tmp_path):
     assert without == pytest.approx(plain, abs=1e-6) and abs(with_tool - plain) > 1e-4
 
 
+# An answer's thought goes into its block; without thinking the prompt ends with an empty block.
+THINKING = (
+    "{% for m in messages %}<start_of_turn>{% if m.role != 'assistant' %}{{ m.content }}{% else %}"
+    "{% set parts = m.content.split('</t>') %}<t>{{ parts[0].split('<t>')[-1] if parts[1:] else '' }}</t>{{ parts[-1] }}"
+    "{% endif %}<end_of_turn>{% endfor %}{% if add_generation_prompt %}<start_of_turn>"
+    "{% if enable_thinking is false %}<t></t>{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("text", ["4", "<t>so 4", "4</t>4", "", "<end_of_turn>"])
+def test_what_a_policy_sampled_is_scored_as_it_is(text, tmp_path):
+    tokenizer = gemma_tokenizer(THINKING)
+    folder = gemma_reward_model(tmp_path / "rm", tokenizer)
+    (score,) = load_reward(str(folder), grpo.Args(chat_template_kwargs='{"enable_thinking": false}'))(
+        prompts=["2?"], completions=[text], truncated=[False]
+    )
+    whole = f"<start_of_turn>2?<end_of_turn><start_of_turn><t></t>{text.removesuffix('<end_of_turn>')}<end_of_turn>"
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        ids = torch.tensor([tokenizer(whole, add_special_tokens=False).input_ids])
+        assert score == pytest.approx(float(model(ids).logits), abs=1e-6)
+
+
 def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
     folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", num_labels=1, pad_token_id=0)
     asked = load_reward(str(folder), grpo.Args())

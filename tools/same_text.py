@@ -41,7 +41,11 @@ DIFFERS = {  # {script: {function that differs from the others': why}}
         "update": "the critic, and advantages that need it",
         "main": "the critic",
     },
-    "dpo.py": {"update": PAIRS, "main": PAIRS},
+    "dpo.py": {
+        "completion_logprobs": "no entropies, and temperature 1",
+        "update": PAIRS,
+        "main": PAIRS,
+    },
     "reward_model.py": {
         "pair_losses": "scores instead of log-probs against the reference",
         "update": PAIRS,

@@ -9,10 +9,10 @@ import sys
 import torch
 from accelerate import Accelerator
 
-from common.load import load_data, load_policy, load_tokenizer
+from common import run
+from common.load import PromptSampler, load_data, load_policy, load_tokenizer
 from common.masked import Means
 from common.pairs import read_pairs
-from common.run import clean_exit
 from testbed import script
 
 
@@ -28,9 +28,9 @@ def main(name, folder):
     rank, processes = accelerator.process_index, accelerator.num_processes
     module, result = script(name), {}
     args = module.Args(pairs_per_step=8, micro_batch_size=6)  # three, three and two pairs; or three and one
-    tokenizer = load_tokenizer("embedded")
+    tokenizer = load_tokenizer(args.model_name_or_path)
     if hasattr(module, "rollout"):
-        _, inner = load_policy(args, accelerator)
+        inner = load_policy(args, accelerator)[1]
     else:
         inner = module.load_reward_model(args.model_name_or_path, args, new_head=True).train()
         # At a head of zeros the backbone has no gradient.
@@ -46,7 +46,7 @@ def main(name, folder):
         result["reference"] = torch.tensor([pair[3:] for pair in pairs])
         # Away from the reference: at a margin of 0 rounding decides what counts as right.
         pairs = [pair._replace(ref_chosen=pair.ref_chosen + (3, -3)[i % 3 > 0]) for i, pair in enumerate(pairs)]
-    state = module.PromptSampler(pairs, 0, accelerator)
+    state = PromptSampler(pairs, 0, accelerator)
     accelerator.register_for_checkpointing(state)
 
     parts = module, accelerator, model, optimizer, pairs, state, args
@@ -69,5 +69,5 @@ def main(name, folder):
 
 
 if __name__ == "__main__":
-    with clean_exit():
+    with run.clean_exit():
         main(*sys.argv[1:])
