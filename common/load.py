@@ -210,7 +210,8 @@ def save_model(accelerator, model, tokenizer, folder, prefix=""):
 
 # --- rows and splits ---
 
-PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")  # TRL and verl, GSM8K, MATH, SFT
+# TRL and verl, GSM8K, MATH, LLaMA-Factory and ms-swift, fine-tuning data
+PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "messages")
 ANSWER_COLUMNS = ("answer", "reward_model", "ground_truth", "solution")
 SPLITS = ("train", "test", "validation")
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -404,20 +405,38 @@ def read_prompts(rows, args, tokenizer):
 
 def split_columns(row, args):
     """Return the prompt of a row, its answer or None, and its other columns {name: value}."""
-    column = args.prompt_column or next((name for name in PROMPT_COLUMNS if name in row), None)
-    if column not in row:
-        raise Exit(f"no column {column or 'prompt'} in {[*row]}: set --prompt_column")
+    column, prompt = read_prompt(row, args)
     answer_column = args.answer_column or next((name for name in ANSWER_COLUMNS if name in row), "")
     if answer_column and answer_column not in row:
         raise Exit(f"no column {answer_column} in {[*row]}: set --answer_column")
-    prompt = read_text(row[column], column)
     answer = row.get(answer_column)
+    if column is None and {"chosen", "rejected"} <= {*row}:
+        from common.pairs import split_row
+
+        prompt, *_ = split_row(row, args)  # what both completions begin with
+    elif column is None:
+        raise Exit(f"no column prompt in {[*row]}: set --prompt_column")
     if column == "messages" and prompt[-1]["role"] == "assistant" and not args.answer_column:
         *prompt, last = prompt  # fine-tuning data: the last turn is the answer
         answer = last["content"]
     if not has_text(prompt):
         raise Exit("the prompt is empty")
     return prompt, answer, {name: value for name, value in row.items() if name != column}
+
+
+def read_prompt(row, args):
+    """Return the name of a row's prompt column and the prompt in it; None without a column."""
+    column = args.prompt_column or next((name for name in PROMPT_COLUMNS if row.get(name)), None)
+    if column is None:
+        column = next((name for name in PROMPT_COLUMNS if name in row), None)  # an empty prompt
+    if column is None:
+        return None, None
+    if column not in row:
+        raise Exit(f"no column {column} in {[*row]}: set --prompt_column")
+    prompt = read_text(row[column], column)
+    if column == "instruction" and row.get("input"):
+        prompt = f"{prompt}\n{row['input']}"
+    return column, prompt
 
 
 class PromptSampler:

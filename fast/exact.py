@@ -3,7 +3,7 @@
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from common.model import token_states
+from fast.logprobs import token_states
 
 # The keyword that passes a cache to the forward: transformers 5.24 renamed `past_key_values`.
 CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
@@ -72,7 +72,6 @@ def probe_batch(lm):
     return {
         "prompts": ids[:24].view(2, 12).repeat_interleave(3, dim=0),
         "prompt_mask": torch.arange(12, device=lm.device) >= row[:, None] // 3 * 5,
-        "prompt_index": (row // 3)[:, None],
         "completions": ids[24:].view(6, 8),
         "completion_mask": torch.arange(8, device=lm.device) <= row[:, None],
     }

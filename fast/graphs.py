@@ -18,7 +18,7 @@ import warnings
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from harness.errors import one_line
+from common.run import one_line
 
 MIN_TOKENS = 16  # do not record for fewer: recording costs about seven eager tokens
 MIN_GROWTH = 256  # add at least this many columns to a full cache

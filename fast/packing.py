@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from common.model import TokenStates
+from fast.logprobs import TokenStates, prompt_indices
 
 # From torch 2.12 on, keys may have fewer heads than queries. Checked once, not in every layer.
 TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -33,7 +33,7 @@ class PackedLayout(NamedTuple):
 def packed_token_states(lm, batch):
     """Return the `TokenStates` of the completion tokens, by one forward without padding.
 
-    Rows with the same `prompt_index`, if the batch has it, share a prompt.
+    Rows with the same prompt share it.
     """
     host = packed_indices(batch)
     device = batch["prompts"].device
@@ -70,13 +70,10 @@ def packed_indices(batch):
     keys, query_ends, key_ends    as in `PackedLayout`
     """
     rows, prompt_width = batch["prompts"].shape
-    prompt_index = torch.arange(rows, device=batch["prompts"].device)
-    if "prompt_index" in batch:
-        prompt_index = batch["prompt_index"][:, 0]
+    prompt_index = prompt_indices(batch)
     prompt_lengths = batch["prompt_mask"].sum(dim=1)
     completion_lengths = batch["completion_mask"].sum(dim=1)
-    columns = torch.stack([prompt_lengths, completion_lengths, prompt_index])
-    prompt_lengths, completion_lengths, prompt_index = columns.tolist()  # the only sync
+    prompt_lengths, completion_lengths = torch.stack([prompt_lengths, completion_lengths]).tolist()
     completion_width = batch["completions"].shape[1]
     parts = {name: [] for name in ("sources", "position_ids", "predicting", "keys")}
     query_lengths, key_lengths = [0], [0]

@@ -11,8 +11,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-from harness.errors import InputError
-from harness.loading import load_tokenizer
+from common.load import load_tokenizer
+from common.run import Exit
 from testbed import (
     FAMILY,
     SCRIPTS,
@@ -31,18 +31,18 @@ from testbed import (
 
 # Over which scripts a test goes; the others go over SCRIPTS.
 NAMES = {
-    "test_a_group_of_one_is_refused": FAMILY,
+    "test_group_of_one_is_refused": FAMILY,
     # dapo's rounds: test_dapo.py
-    "test_each_step_and_process_samples_with_a_seed_of_its_own": [
+    "test_seeds_of_steps_and_processes": [
         name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")
     ],
     "test_max_steps_zero_only_evaluates": ["grpo"],  # what is printed and written does not depend on the script
-    "test_bad_input_that_does_not_depend_on_the_script": ["grpo"],
-    "test_importing_the_scripts_has_no_side_effect": ["grpo"],  # all in one process
+    "test_bad_input_of_all_scripts": ["grpo"],
+    "test_imports_have_no_side_effect": ["grpo"],  # all in one process
     "test_it_learns": ["grpo", "ppo"],  # test_whole_updates.py has whole runs of all
     # docs/watch.md is about these; a script of your own logs what it likes
-    "test_the_glossary_names_what_is_logged": [name for name in SCRIPTS if name in SHIPPED],
-    "test_mixed_precision_is_not_for_the_functions_of_the_reward": ["grpo", "dapo"],
+    "test_glossary_names_the_metrics": [name for name in SCRIPTS if name in SHIPPED],
+    "test_rewards_run_without_autocast": ["grpo", "dapo"],
 }
 
 
@@ -54,37 +54,34 @@ def pytest_generate_tests(metafunc):
 
 
 TAUGHT = "the advantages are not made of rewards"
-NONE = """
-calls = []
-def mine(prompts, completions, trainer_state, **_):
-    calls.append(trainer_state.global_step)
-    if {condition}:
-        return [None] * len(prompts)
+updates = []
+
+
+def none_in_step_2(completions, **columns):
+    """No reward in step 2, and elsewhere none for one completion in four."""
+    if len(updates) == 1:
+        return [None] * len(completions)
     return [None if i % 4 == 1 else float(len(text) % 2) for i, text in enumerate(completions)]
-"""
 
 
-def run_with_none(name, folder, condition):
-    """A run in which no completion has a reward where the condition holds, and elsewhere one in four has none."""
-    (folder / "mine.py").write_text(NONE.format(condition=condition), encoding="utf-8")
-    sizes = "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear"
-    options = f"{sizes} --eval_every 0 --eval_prompts 4 --eval_samples 4 --max_new_tokens 24 --save_every 1"
-    options = [*options.split(), "--reward", f"{folder}/mine.py:mine", *needed(script(name))]
+def test_no_reward_teaches_nothing(name, tmp_path, monkeypatch):
+    module = script(name)
+    if not learns_from_rewards(module, module.Args()):
+        pytest.skip(TAUGHT)
+    updates.clear()
+    monkeypatch.setattr(module, "update", lambda *inputs, update=module.update: updates.append(1) or update(*inputs))
+    options = "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear --max_new_tokens 24"
+    options += f" --eval_every 0 --eval_prompts 4 --eval_samples 4 --reward {__name__}:none_in_step_2"
+    options = [*options.split(), *needed(module)]
     for coefficient in ("kl_coef", "entropy_coef"):  # what trains without rewards is off, where it can be
-        field = script(name).Args.__dataclass_fields__.get(coefficient)
+        field = module.Args.__dataclass_fields__.get(coefficient)
         if field and "gt" not in field.metadata["bounds"]:
             options += [f"--{coefficient}", "0"]
-    script(name).main([*options, "--output_dir", str(folder / "run")])
-
-
-def test_a_step_without_any_reward_teaches_nothing(name, tmp_path):
-    if not learns_from_rewards(script(name), script(name).Args()):
-        pytest.skip(TAUGHT)
-    run_with_none(name, tmp_path, "calls[-1] == 1")
+    module.main([*options, "--output_dir", str(tmp_path / "run")])
     rows = metric_rows(tmp_path / "run")
     assert all(math.isfinite(value) for row in rows for value in row.values())
     unscored = [row["reward/unscored"] for row in rows if "reward/unscored" in row]
-    if hasattr(script(name), "dynamic_sampling"):  # which ends where no group is informative
+    if hasattr(module, "dynamic_sampling"):  # which ends where no group is informative
         assert unscored == [0.25, 1] and "optim/grad_norm" not in rows[-1]
         return
     assert unscored == [0.25, 1, 0.25]
@@ -93,7 +90,7 @@ def test_a_step_without_any_reward_teaches_nothing(name, tmp_path):
     assert "reward/mean" not in rows[2]  # of no row
 
 
-def test_mixed_precision_is_not_for_the_functions_of_the_reward(name, tmp_path, monkeypatch):
+def test_rewards_run_without_autocast(name, tmp_path, monkeypatch):
     """Around all of dapo.py's rounds it was: a user's judge scored in bfloat16 in training, in float32 elsewhere."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     judge = "import torch\ndef judge(prompts, **_):\n    assert not torch.is_autocast_enabled('cpu')\n"
@@ -109,7 +106,7 @@ def test_mixed_precision_is_not_for_the_functions_of_the_reward(name, tmp_path, 
 
 @pytest.mark.parametrize("updates", [dict(num_epochs=2), dict(num_minibatches=2)], ids=str)
 def test_first_ratio_is_exactly_one(name, updates):
-    module, args, policy, reference, batch = problem(name, **updates, micro_batch_size=5)
+    module, args, lm, reference, batch = problem(name, **updates, micro_batch_size=5)
     ratios = []
     original = module.policy_loss
 
@@ -119,53 +116,56 @@ def test_first_ratio_is_exactly_one(name, updates):
 
     module.policy_loss = spy
     try:
-        gradients(module, args, policy, batch, reference)
+        gradients(module, args, lm, batch, reference)
     finally:
         module.policy_loss = original
     assert len(ratios) >= 7 and max(ratios) == 0  # bitwise, although micro-batches have other shapes than the rollout
 
 
-def test_a_rollout_without_valid_tokens_takes_its_step(name):
-    module, args, policy, _, batch = problem(name, kl_coef=0.0)
+def test_no_valid_tokens_no_gradient(name):
+    module, args, lm, _, batch = problem(name, kl_coef=0.0)
     batch["loss_mask"] = torch.zeros_like(batch["loss_mask"])
-    (step,), metrics = gradients(module, args, policy, batch)
+    (step,), metrics = gradients(module, args, lm, batch)
     assert all((g == 0).all() for g in step)
     assert metrics["optim/loss"] == 0
 
 
-def test_the_reference_computes_in_the_precision_of_the_policy(name):
+def test_reference_has_the_policys_precision(name):
     """`prepare` wraps the forward of the policy alone in autocast: at equal weights the KL would not be 0."""
-    module, args, policy, reference, batch = problem(name, kl_coef=0.04)
+    module, args, lm, reference, batch = problem(name, kl_coef=0.04)
     AcceleratorState._reset_state(True)
     seen, accelerator = [], Accelerator(cpu=True, mixed_precision="bf16")
     reference.register_forward_pre_hook(lambda *inputs: seen.append(torch.is_autocast_enabled("cpu")))
-    gradients(module, args, policy, batch, reference, accelerator)
+    gradients(module, args, lm, batch, reference, accelerator)
     assert seen and all(seen)
 
 
-def test_an_update_that_is_not_finite_is_left_out(name):
-    module, args, policy, _, batch = problem(name, kl_coef=0.0)
+def test_divergence_ends_before_the_step(name):
+    module, args, lm, _, batch = problem(name, kl_coef=0.0)
     if "advantages" not in batch:  # `update` makes them
         batch["rewards"][0] = math.inf
     else:
         batch["advantages"][0] = math.nan
-    steps, metrics = gradients(module, args, policy, batch)
-    assert steps == [] and math.isnan(metrics["optim/loss"])
+    with pytest.raises(Exit, match="^gradient norm nan: ") as error:
+        gradients(module, args, lm, batch)
+    assert error.value.code == 1
 
 
-def test_a_run_that_diverges_keeps_the_checkpoint_of_its_last_finished_step(name, tmp_path, monkeypatch, capsys):
-    module, optimizer_step, calls = script(name), script(name).optimizer_step, []
+def test_divergence_keeps_the_last_checkpoint(name, tmp_path, monkeypatch):
+    module, update, calls = script(name), script(name).update, []
 
-    def diverge(accelerator, optimizer, loss, *rest, **named):
+    def diverge(accelerator, model, *rest):
         calls.append(1)
-        return optimizer_step(accelerator, optimizer, loss * (math.nan if len(calls) == 2 else 1), *rest, **named)
+        if len(calls) == 2:
+            next(model.parameters()).register_hook(lambda gradient: gradient * math.nan)
+        update(accelerator, model, *rest)
 
-    monkeypatch.setattr(module, "optimizer_step", diverge)
-    with pytest.raises(InputError, match=r"^step 2: update 1 is not finite: loss nan, ") as error:
-        run(name, tmp_path, "--max_steps", 3, "--num_minibatches", 1)
-    assert error.value.exit_code == 1
+    monkeypatch.setattr(module, "update", diverge)
+    with pytest.raises(Exit, match="^gradient norm nan: ") as error:
+        run(name, tmp_path, "--max_steps", 3, "--num_minibatches", 1, "--save_every", 1)
+    assert error.value.code == 1
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-    assert [row["step"] for row in metric_rows(tmp_path)] == [0, 1]  # a resume goes on behind it
+    assert [row["step"] for row in metric_rows(tmp_path)] == [0, 1]  # a resume continues after it
     assert not (tmp_path / "model").exists()
 
 
@@ -184,14 +184,14 @@ def weights(folder, name="model"):
     return load_file(folder / name / "model.safetensors")
 
 
-def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, monkeypatch):
+def test_seeds_of_steps_and_processes(name, tmp_path, monkeypatch):
     module, seeds = script(name), []
     monkeypatch.setattr(Accelerator, "process_index", 1)  # it says that it is the second process, and is alone
     original = module.rollout
 
-    def spy(model, prompts, n, temperature, top_p, seed, args):
+    def spy(lm, tokenizer, prompts, n, temperature, top_p, seed, args):
         seeds.append((seed[:3], temperature, top_p))
-        return original(model, prompts, n, temperature, top_p, seed, args)
+        return original(lm, tokenizer, prompts, n, temperature, top_p, seed, args)
 
     monkeypatch.setattr(module, "rollout", spy)
     monkeypatch.setattr(module, "update", lambda *arguments: None)
@@ -203,7 +203,7 @@ def test_each_step_and_process_samples_with_a_seed_of_its_own(name, tmp_path, mo
     assert seeds == [evaluation, *steps, evaluation]
 
 
-def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
+def test_resume_is_bit_exact(name, tmp_path, capsys):
     # repeated or skipped prompts, lost state. Weights, metrics and samples.
     options = ["--reward", "testbed:alternating"]  # so few tokens hold no right answer
     run(name, tmp_path / "a", *options, "--max_steps", 3, "--save_every", 2)
@@ -222,7 +222,7 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
     assert collections.Counter((line["step"], line.get("evaluation", False)) for line in lines) == steps
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    initial = embedded(name)[3].lm.state_dict()
+    initial = embedded(name)[3].state_dict()
     assert any(not torch.equal(a[key], initial[key]) for key in a) or not learns
 
 
@@ -237,14 +237,14 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(samples) == 16 and len({sample["prompt"] for sample in samples}) == 4  # of eight
     assert all(sample["step"] == 0 and sample["evaluation"] is True for sample in samples)
-    tokenizer = load_tokenizer(script(name).Args())
+    tokenizer = load_tokenizer("embedded")
     cut = [sample["truncated"] for sample in samples]
     assert any(cut) and not all(cut) and all(sample["tokens"] == 16 for sample in samples if sample["truncated"])
     for sample in samples:  # characters are tokens here, and the stop token counts
         assert sample["tokens"] == len(tokenizer(sample["completion"]).input_ids) + (not sample["truncated"])
         assert sample["reward"] == sample["reward_terms"]["accuracy"]
     raw = samples[0]["completion"] + "<eos>" * (not cut[0])
-    assert f"first prompt: {'1+' + samples[0]['prompt']!r}\n" in printed
+    assert "\nfirst prompt: '1+" in printed
     assert f"first completion: {raw!r}\n" in printed
 
 
@@ -262,7 +262,7 @@ def test_it_learns(name, tmp_path):
 
 
 def check_refused(name, arguments, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(Exit) as error:
         script(name).main(arguments.split())
     assert message in str(error.value) and "\n" not in str(error.value)
 
@@ -295,24 +295,25 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
         ("--eval_top_p 0", "eval_top_p"),
     ],
 )
-def test_bad_input_that_does_not_depend_on_the_script(name, arguments, message, tmp_path, monkeypatch):
+def test_bad_input_of_all_scripts(name, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_refused(name, arguments, message)
 
 
-def test_a_group_of_one_is_refused(name):
-    with pytest.raises(InputError, match="--group_size 1: "):
+def test_group_of_one_is_refused(name):
+    with pytest.raises(Exit, match="--group_size 1: "):
         script(name).main(["--group_size", "1"])
 
 
-def test_importing_the_scripts_has_no_side_effect(name):
+def test_imports_have_no_side_effect(name):
     assert fresh_interpreter()["imported"] == ["", []]
 
 
-def test_the_glossary_names_what_is_logged(name, tmp_path):
+def test_glossary_names_the_metrics(name, tmp_path):
     """docs/watch.md: every metric of a run stands there, and every metric that stands there is in some run."""
     more = "--kl_coef 0.04 --kl_in loss" if name == "ppo" else ""
-    run(name, tmp_path / "a", "--max_steps", 2, "--kl_coef", 0.04)
+    long = ["--prompts_per_step", 8, "--max_new_tokens", 48]  # some answers are right
+    run(name, tmp_path / "a", "--max_steps", 2, "--kl_coef", 0.04, *long)
     run(name, tmp_path / "b", "--max_steps", 1, "--reward", "accuracy", "format", "--num_minibatches", 2, *more.split())
     rows = [
         json.loads(line)
