@@ -9,10 +9,23 @@ before they are written.
 
 import pathlib
 
-from . import advantages, critic, kl, masks, overlong, pairs, policy, splits, variants
+from . import (
+    advantages,
+    critic,
+    distill,
+    kl,
+    logprobs,
+    masks,
+    overlong,
+    pairs,
+    policy,
+    splits,
+    variants,
+)
 from .cases import document, text_of
 
-MODULES = (advantages, masks, policy, splits, kl, critic, pairs, overlong, variants)
+MODULES = (advantages, masks, logprobs, policy, splits, kl, critic, pairs)
+MODULES += (overlong, distill, variants)
 SUBJECTS = [module.SUBJECT for module in MODULES]
 FOLDER = pathlib.Path(__file__).parents[1] / "cases"
 

@@ -54,6 +54,8 @@ def policy_step(inputs, options):
     weights = {}
     for term in ("loss", "kl", "entropy"):
         weights[term] = term_weights(term, inputs, options)
+    if "in_loss" in inputs:  # an operation that leaves tokens out of the policy's term alone
+        weights["loss"] = each(lambda w, cell: w * cell, weights["loss"], inputs["in_loss"])
 
     def loss_at(table):
         loss = weighted_sum(weights["loss"], policy_terms(table, inputs, options))
@@ -495,6 +497,21 @@ CASES = [
             CLIP_KEEPS_SLOPE,
         ],
         threads=["allenai/open-instruct/issues/636", "huggingface/trl/pull/3138"],
+    ),
+    step_case(
+        "policy/dr-grpo-entropy",
+        DR_GRPO | {"entropy_coef": 0.01},
+        inputs={"entropies": eight_rows.ENTROPIES},
+        source=f"{DR_GRPO_PAPER}, with an entropy bonus that is divided by the same constant",
+        catches="An entropy bonus that is a mean over tokens, while the loss is not.",
+        rests_on=CONVENTION,
+        others=[
+            ENTROPY_OF_TOKENS,
+            Other("the entropy bonus is a mean of row means", options={"entropy_mean": "rows"}),
+            Other("the entropy has the wrong sign", options={"entropy_coef": -0.01}),
+            TOKEN_MEAN,
+        ],
+        threads=["verl-project/verl/issues/3741", "verl-project/verl/issues/3986"],
     ),
     step_case(
         "policy/sums",

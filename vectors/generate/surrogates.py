@@ -45,6 +45,11 @@ def penalized_slope(log_ratio, advantage, old_logprob, options):
     return -math.exp(log_ratio) * advantage - options["penalty_coef"]
 
 
+def unclipped_loss(log_ratio, advantage, old_logprob, options):
+    """Return -r A, which is its own derivative by log r."""
+    return -math.exp(log_ratio) * advantage
+
+
 def loss_without_minimum(log_ratio, advantage, old_logprob, options):
     """A mistake: the clipped ratio alone."""
     low, high, _ = clip_bounds_of(old_logprob, options)
@@ -93,11 +98,6 @@ def turned_slope(log_ratio, advantage, old_logprob, options):
     return -clipped_slope(log_ratio, advantage, old_logprob, options)
 
 
-def slope_without_clip(log_ratio, advantage, old_logprob, options):
-    """A mistake: a gradient through a clipped ratio."""
-    return -math.exp(log_ratio) * advantage
-
-
 def slope_without_cap(log_ratio, advantage, old_logprob, options):
     """A mistake: a gradient through a ratio beyond the cap of dual clip."""
     without_cap = options | {"dual_clip": math.inf}
@@ -107,10 +107,11 @@ def slope_without_cap(log_ratio, advantage, old_logprob, options):
 SURROGATES = {  # by `objective`; a variant adds its two functions here
     "clip": (clipped_loss, clipped_slope),
     "penalty": (penalized_loss, penalized_slope),
+    "unclipped": (unclipped_loss, unclipped_loss),
     "clip_without_minimum": (loss_without_minimum, slope_without_minimum),
     "maximum": (loss_with_maximum, slope_with_maximum),
     "cap_on_both_signs": (loss_capped_for_both_signs, slope_capped_for_both_signs),
     "turned": (turned_loss, turned_slope),
-    "clip_keeps_slope": (clipped_loss, slope_without_clip),
+    "clip_keeps_slope": (clipped_loss, unclipped_loss),  # a mistake: the slope of a clipped ratio
     "cap_keeps_slope": (clipped_loss, slope_without_cap),
 }
