@@ -352,8 +352,18 @@ CASES = [
         GRPO,
         source=f"{GRPO_PAPER} with beta 0",
         catches="One mean over all tokens instead of the mean of the rows' means.",
-        others=[TOKEN_MEAN, NO_MINIMUM, MAXIMUM, TURNED, CLIP_KEEPS_SLOPE],
-        threads=["huggingface/trl/issues/2995"],
+        others=[
+            TOKEN_MEAN,
+            NO_MINIMUM,
+            MAXIMUM,
+            TURNED,
+            CLIP_KEEPS_SLOPE,
+            Other(
+                "every ratio is 1: the current log-probs stand for the old ones",
+                inputs={"old_logprobs": eight_rows.BATCH["logprobs"]},
+            ),
+        ],
+        threads=["huggingface/trl/issues/2995", "inclusionAI/AReno/issues/68"],
     ),
     step_case(
         "policy/grpo-kl",

@@ -117,6 +117,7 @@ LOSS_THREADS = [  # on the mean over tokens
     "huggingface/trl/issues/3021",
     "huggingface/trl/pull/3231",
     "verl-project/verl/pull/906",
+    "verl-project/verl/issues/907",
     "verl-project/verl/issues/5625",
     "verl-project/verl/issues/7321",
     "PrimeIntellect-ai/prime-rl/pull/583",
