@@ -147,3 +147,16 @@ def test_a_case_names_the_thread(question, answer):
     names = re.findall(r"`([a-z]+/[a-z0-9-]+)`", answer)
     threads = {thread for name in names for thread in CASES[name].get("threads", [])}
     assert threads & set(re.findall(r"https://[^)]+", question)) or not threads
+
+
+# --- other pages ---
+
+
+@pytest.mark.beside("docs")
+@pytest.mark.parametrize("page", ["corrections.md", "conventions.md"])
+def test_the_cases_of_a_page_exist(page):
+    text = (VECTORS.parent / "docs" / page).read_text(encoding="utf-8")
+    subjects = {name.partition("/")[0] for name in CASES}
+    named = set(re.findall(r"`([a-z]+/[a-z0-9-]+)`", text))
+    named = {name for name in named if name.partition("/")[0] in subjects}
+    assert named and named <= CASES.keys()

@@ -33,6 +33,7 @@ from .methods import (
     LOSS_UNMASKED,
     MASKED_COUNT,
     MAXIMUM,
+    MAXIMUM_BELOW_ZERO,
     NO_CAP,
     NO_MINIMUM,
     NOTHING_MASKED,
@@ -315,11 +316,13 @@ CASES = [
         inputs={"advantages": eight_rows.OF_TOKENS},
         source="PPO 1707.06347 Eq. 7; the mean is over tokens",
         catches="A wrong sign, or a clip without the minimum.",
+        threads=["rasbt/reasoning-from-scratch/pull/240"],
         others=[
             TURNED,
             CLIP_KEEPS_SLOPE,
             NO_MINIMUM,
             MAXIMUM,
+            MAXIMUM_BELOW_ZERO,
             ROW_MEANS,
             Other(
                 "the row's mean advantage instead of the token's",
@@ -356,6 +359,7 @@ CASES = [
             TOKEN_MEAN,
             NO_MINIMUM,
             MAXIMUM,
+            MAXIMUM_BELOW_ZERO,
             TURNED,
             CLIP_KEEPS_SLOPE,
             Other(

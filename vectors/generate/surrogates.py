@@ -78,6 +78,17 @@ def slope_with_maximum(log_ratio, advantage, old_logprob, options):
     return -ratio * advantage
 
 
+def loss_with_maximum_below_zero(log_ratio, advantage, old_logprob, options):
+    """A mistake: the maximum of the two terms where A < 0."""
+    function = loss_with_maximum if advantage < 0 else clipped_loss
+    return function(log_ratio, advantage, old_logprob, options)
+
+
+def slope_with_maximum_below_zero(log_ratio, advantage, old_logprob, options):
+    function = slope_with_maximum if advantage < 0 else clipped_slope
+    return function(log_ratio, advantage, old_logprob, options)
+
+
 def loss_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
     """A mistake: for A > 0 the maximum with cap * A is always cap * A, a constant."""
     if advantage > 0:
@@ -110,6 +121,7 @@ SURROGATES = {  # by `objective`; a variant adds its two functions here
     "unclipped": (unclipped_loss, unclipped_loss),
     "clip_without_minimum": (loss_without_minimum, slope_without_minimum),
     "maximum": (loss_with_maximum, slope_with_maximum),
+    "maximum_below_zero": (loss_with_maximum_below_zero, slope_with_maximum_below_zero),
     "cap_on_both_signs": (loss_capped_for_both_signs, slope_capped_for_both_signs),
     "turned": (turned_loss, turned_slope),
     "clip_keeps_slope": (clipped_loss, unclipped_loss),  # a mistake: the slope of a clipped ratio
