@@ -78,7 +78,7 @@ def rows_of(module, args, functions, prompts, texts, batch):
 def backward(module, args, model, micro, totals):
     """Run a forward and backward of a script, and return what it computed."""
     model.zero_grad()
-    logprobs, _ = module.completion_logprobs(model, micro, args)
+    logprobs, *_ = module.completion_logprobs(model, micro, args)
     mask = micro["loss_mask"]
     ref_logprobs = micro.get("ref_logprobs")
     losses, stats = module.policy_loss(
@@ -96,21 +96,19 @@ def norm_of(model, max_norm=math.inf):
     return float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
 
 
-def second_update(module, old, new, reference, functions, rollout):
-    """Return a column of the last table: the second update of a script."""
+def second_update(module, tokenizer, old, new, functions, rollout):
+    """Return a column of the last table: the second update of a script, from `old` to `new`."""
     args = module.Args(**SIZES, num_minibatches=1)
     if module is dapo:
         args.overlong_cache = 7  # a quarter of max_new_tokens
     micro, totals = rows_of(module, args, functions, *rollout)
     with torch.no_grad():
-        micro["old_logprobs"], _ = module.completion_logprobs(old, micro, args)
-        if args.kl_coef:
-            micro["ref_logprobs"], _ = module.completion_logprobs(reference, micro, args)
+        micro["old_logprobs"], *_ = module.completion_logprobs(old, micro, args)
+    if args.kl_coef:
+        micro["ref_logprobs"] = micro["old_logprobs"]  # in the first step
     if module is ppo:
-        with torch.no_grad():
-            critic = ppo.load_critic(args, old)
-            micro["old_values"] = critic(micro, critic.token_states(micro))
-        ppo.add_advantages(accelerator(), [micro], args, Metrics())
+        model = ppo.ActorCritic(old, *ppo.load_critic(args, old, tokenizer))
+        ppo.add_advantages(accelerator(), model, None, [micro], args, Means())
     found = backward(module, args, new, micro, totals)
     low, high = 1 - args.clip_low, 1 + args.clip_high
     if module is dcpo:
@@ -217,7 +215,7 @@ def main():
     rollout = prompts, texts, batch
     found = []
     for module in (grpo, dr_grpo, dapo, gspo, dcpo, ppo):
-        found.append(second_update(module, reference, policy, reference, functions, rollout))
+        found.append(second_update(module, tokenizer, reference, policy, functions, rollout))
     title = f"5. The same rows in the other algorithms; the token is number {TOKEN} of row {SHORT}"
     table(title, *zip(["", *names], *found, strict=True))
     pair_update(reference, policy, rollout)

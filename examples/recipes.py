@@ -120,9 +120,9 @@ class Source:
         return found
 
     def local_functions(self):
-        """Return the names of arguments and of nested functions, which may be callable."""
+        """Return the names of arguments, nested functions and imports, which may be callable."""
         nodes = list(nodes_of(self.functions.values()))
-        inner = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        inner = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.alias)}
         return inner | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
     def called(self):

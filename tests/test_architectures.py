@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from common.batches import left_pad
 from common.masked import completion_mask
-from common.sampling import sampling_config, seeded_sampling
-from small_models import ARCHITECTURES, EVERY, HYBRIDS, SCALED, backward, random_policy
+from small_models import ARCHITECTURES, EVERY, HYBRIDS, SCALED, backward
+from sped_up import left_pad, random_policy, seeded
 from testbed import largest_difference
 
 pytestmark = pytest.mark.beside("fast")
@@ -16,7 +15,7 @@ PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]]
 def rows_of_three_prompts():
     """Six rows in any order; prompts of 5, 2 and 3 tokens, completions of 1 to 6."""
     index = torch.tensor([1, 0, 2, 0, 1, 0])
-    ids, mask = left_pad(PROMPTS, 0, torch.device("cpu"))
+    ids, mask = left_pad(PROMPTS, 0)
     completions = torch.randint(3, 40, (6, 6), generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([6, 1, 3, 6, 2, 5])
     return {
@@ -44,20 +43,20 @@ def plain_forward(policy, batch):
 def test_log_probs_and_gradient_are_those_of_full_logits(name):
     """Padding, position ids, windows, a soft cap or a scale behind the head; prompts computed once."""
     policy = random_policy(name, temperature=0.7, scale=3.0)
-    assert policy.head_is_last == (name not in SCALED and name != "granitemoehybrid")
+    assert policy.fast.head_is_last == (name not in SCALED and name != "granitemoehybrid")
     assert policy.fast.plain_cache == (name not in HYBRIDS)
     assert policy.shares_prompts == (name in ARCHITECTURES)
     batch = rows_of_three_prompts()
     weights = torch.rand(6, 6, generator=torch.Generator().manual_seed(1))
     expected, expected_entropy = plain_forward(policy, batch)
-    expected_gradient = backward(policy, expected + 0.1 * expected_entropy, weights)
+    expected_gradient = backward(policy.lm, expected + 0.1 * expected_entropy, weights)
     largest = max(float(gradient.abs().max()) for gradient in expected_gradient)
     unshared = {key: column for key, column in batch.items() if key != "prompt_index"}
     for rows in (unshared, batch) if policy.shares_prompts else (unshared,):
         logprobs, entropy = policy(rows, entropy_grad=True)
         assert torch.allclose(logprobs, expected, atol=3e-5)
         assert torch.allclose(entropy, expected_entropy, atol=3e-5)
-        gradient = backward(policy, logprobs + 0.1 * entropy, weights)
+        gradient = backward(policy.lm, logprobs + 0.1 * entropy, weights)
         assert largest_difference(gradient, expected_gradient) < 1e-5 * largest
 
 
@@ -68,19 +67,17 @@ def test_sampling_is_that_of_stock_generate_and_of_the_training_forward(name):
     policy = random_policy(name, temperature=1.3, scale=3.0)
     policy.stop_tokens = list(range(2, 40, 5))  # one token of five
     prompts = [[5 + i, 6 + 2 * i % 7, 9 + i][: 1 + i % 3] for i in range(12)]
-    ids, mask = left_pad(prompts, 0, torch.device("cpu"))
-    inputs = dict(input_ids=ids, attention_mask=mask.long())
-    greedy = sampling_config(policy, 0, 1.0, 16)
-    stock = policy.lm.generate(**inputs, generation_config=greedy).sequences
-    found = policy.lm.generate(**inputs, generation_config=greedy, **policy.generate_kwargs(1)).sequences
+    ids, mask = left_pad(prompts, 0)
+    is_hybrid = name in HYBRIDS  # their cache cannot lose rows: stock `generate` samples
+    stock = policy.sample(ids, mask, 0, stock=True).sequences
+    found = policy.sample(ids, mask, 0, stock=is_hybrid).sequences
     assert torch.equal(found, stock)
     assert completion_mask(stock[:, 3:], policy.stop_tokens)[0].sum(dim=1).unique().numel() > 1
-    with seeded_sampling(policy, 0):
-        config = sampling_config(policy, policy.temperature, 1.0, 16)
-        output = policy.lm.generate(**inputs, generation_config=config, **policy.generate_kwargs(2))
+    with seeded(0):
+        output = policy.sample(ids, mask, policy.temperature, n=2, stock=is_hybrid)
     completions = output.sequences[:, 3:]
     assert len(completions) == 24 and len({tuple(row) for row in completions.tolist()}) > 6
-    if name in HYBRIDS:  # whose cache cannot lose rows: stock `generate` samples
+    if is_hybrid:
         return
     batch = {"prompts": ids.repeat_interleave(2, dim=0), "prompt_mask": mask.repeat_interleave(2, dim=0)}
     batch |= {"completions": completions, "completion_mask": completion_mask(completions, policy.stop_tokens)[0]}

@@ -6,15 +6,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import fast.graphs
-from common.batches import left_pad
 from common.masked import completion_mask
-from common.sampling import sampling_config, seeded_sampling
 from fast import exact
-from fast.decoding import decode
 from fast.exact import is_near
 from fast.graphs import MIN_GROWTH, GraphDecodeStep, StaticCacheLayer, repeat_and_pad
 from fast.shortcuts import graphs_are_exact
-from small_models import ARCHITECTURES, SCALED, random_lm, random_policy
+from small_models import ARCHITECTURES, SCALED, random_lm
+from sped_up import left_pad, random_policy, seeded
 
 PROMPTS = {
     "padded": [[5, 6, 7, 8, 9], [11, 12], [13, 14, 15]],
@@ -27,12 +25,9 @@ CASES += [(kind, name) for kind in [*PROMPTS][1:] for name in ("qwen2", "gpt2", 
 
 def sample(policy, prompts, graphs, temperature=1.0, length=40, n=4, seed=0):
     """Return completions and log-probs with either cache, and the batch for the training forward."""
-    ids, mask = left_pad(prompts, 0, torch.device("cpu"))
-    config = sampling_config(policy, temperature, 1.0, length)
-    inputs = dict(input_ids=ids, attention_mask=mask.long(), generation_config=config)
-    own = dict(n=n, head_is_last=policy.head_is_last, graphs=graphs)
-    with seeded_sampling(policy, seed):
-        output = policy.lm.generate(**inputs, custom_generate=decode, **own)
+    ids, mask = left_pad(prompts, 0)
+    with seeded(seed):
+        output = policy.sample(ids, mask, temperature, length, n, graphs=graphs)
     completions = output.sequences[:, ids.shape[1] :]
     batch = {"prompts": ids.repeat_interleave(n, dim=0), "prompt_mask": mask.repeat_interleave(n, dim=0)}
     batch |= {"completions": completions, "completion_mask": completion_mask(completions, policy.stop_tokens)[0]}
@@ -52,8 +47,9 @@ def test_tokens_and_log_probs_are_those_of_the_growing_cache(kind, name, narrow)
     policy.stop_tokens = list(range(2, 40, 5))  # one token of five, so that rows end early and are dropped
     greedy = [sample(policy, prompts, graphs, temperature=0)[0] for graphs in (False, True)]
     assert torch.equal(*greedy)
-    completions, sampled, batch = sample(policy, prompts, True)
-    assert completions.shape[1] > 4 and batch["completion_mask"].sum(dim=1).unique().numel() > 2
+    found = (sample(policy, prompts, True, seed=seed) for seed in range(9))
+    completions, sampled, batch = next(one for one in found if one[0].shape[1] > 4)
+    assert batch["completion_mask"].sum(dim=1).unique().numel() > 2
     logprobs, _ = policy(batch)
     assert float((logprobs - sampled).abs().max()) < 1e-5
 

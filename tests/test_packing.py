@@ -8,9 +8,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import attention
 from attention import pack
 from fast import exact, packing, shortcuts
+from fast.logprobs import prompt_indices
 from fast.shortcuts import packing_is_exact
-from harness.pairs import Pair, pair_batches
-from small_models import ARCHITECTURES, backward, random_lm, random_policy
+from common.pairs import Pair, pair_batches
+from small_models import ARCHITECTURES, backward, random_lm
+from sped_up import random_policy
 from testbed import script
 
 WRONG = ("bloom", "stablelm")  # position biases; layers that pass on no keywords
@@ -45,7 +47,7 @@ def batch(widths=(9, 1, 5), lengths=(7, 1, 3, 2, 7, 7, 1, 1, 4, 5, 6, 2)):
     completions = torch.randint(3, 40, (len(lengths), T), generator=generator)
     completion_mask = torch.arange(T) < torch.tensor(lengths)[:, None]
     made = {"prompts": prompts, "prompt_mask": prompt_mask, "completions": completions}
-    made |= {"completion_mask": completion_mask, "prompt_index": torch.arange(3).repeat_interleave(n)[:, None]}
+    made |= {"completion_mask": completion_mask}
     order = torch.randperm(len(lengths), generator=generator)
     return {name: column[order] for name, column in made.items()}
 
@@ -54,11 +56,11 @@ def results(policy, rows):
     """Return log-probs, and the gradient of these and the entropy."""
     logprobs, entropy = policy(rows, entropy_grad=True)
     weights = torch.randn(logprobs.shape, generator=torch.Generator().manual_seed(1))
-    return logprobs.detach(), torch.cat([x.flatten() for x in backward(policy, logprobs + 0.1 * entropy, weights)])
+    return logprobs.detach(), torch.cat([x.flatten() for x in backward(policy.lm, logprobs + 0.1 * entropy, weights)])
 
 
 def assert_packed_is_plain(policy, rows, prepare=pack):
-    expected, gradient = results(policy, {key: x for key, x in rows.items() if key != "prompt_index"})
+    expected, gradient = results(policy, rows)
     prepare(policy)
     logprobs, other = results(policy, rows)
     assert float((logprobs - expected).abs().max()) < 1e-5
@@ -68,7 +70,7 @@ def assert_packed_is_plain(policy, rows, prepare=pack):
 def pack_and_checkpoint(policy):
     pack(policy)
     policy.lm.gradient_checkpointing_enable({"use_reentrant": False})
-    policy.train()
+    policy.lm.train()
 
 
 @pytest.mark.parametrize("prepare", [pack, pack_and_checkpoint])
@@ -107,14 +109,8 @@ def test_one_forward_has_all_tokens_and_each_prompt_once(monkeypatch):
 
 
 def firsts(rows):
-    index = rows["prompt_index"][:, 0].tolist()
+    index = prompt_indices(rows)
     return [index.index(i) for i in dict.fromkeys(index)]
-
-
-def test_rows_without_a_prompt_index_are_packed_too():
-    rows = batch()
-    del rows["prompt_index"]
-    assert_packed_is_plain(random_policy("qwen2"), rows)
 
 
 def test_packed_pairs_have_the_log_probs_of_plain_forwards():

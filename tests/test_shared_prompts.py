@@ -9,7 +9,8 @@ import torch
 import fast.shared_prompts
 from fast.shared_prompts import buckets_by_length, padding_budget
 from fast.shortcuts import find_shortcuts
-from small_models import backward, random_batch, random_lm, random_policy
+from small_models import backward, random_batch, random_lm
+from sped_up import random_policy
 from testbed import largest_difference
 
 
@@ -17,7 +18,8 @@ from testbed import largest_difference
 @pytest.mark.parametrize("padded", [True, False])
 def test_long_prompts_of_rows_in_any_order(name, padded):
     """With a sliding window shorter than a prompt (Mistral, Gemma 3), a mask that replaces it is silently wrong."""
-    policy = random_policy(name, scale=2.0).double()
+    policy = random_policy(name, scale=2.0)
+    policy.lm.double()
     assert policy.shares_prompts
     generator = torch.Generator().manual_seed(0)
     batch = random_batch(rows=12)
@@ -26,11 +28,11 @@ def test_long_prompts_of_rows_in_any_order(name, padded):
     batch["prompt_mask"] = torch.arange(21)[None] >= (index * 5 if padded else index * 0)[:, None]
     weights = torch.rand(12, 9, generator=generator)
     expected, _ = policy(batch)
-    expected_gradient = backward(policy, expected, weights)
+    expected_gradient = backward(policy.lm, expected, weights)
     logprobs, _ = policy(batch | {"prompt_index": index[:, None]})
     assert torch.allclose(logprobs, expected, atol=1e-6)
     largest = max(float(gradient.abs().max()) for gradient in expected_gradient)
-    assert largest_difference(backward(policy, logprobs, weights), expected_gradient) < 1e-6 * largest
+    assert largest_difference(backward(policy.lm, logprobs, weights), expected_gradient) < 1e-6 * largest
 
 
 def shares_prompts(lm):

@@ -1,50 +1,79 @@
-"""fast/shortcuts.py: runs without fast/, the checks at the start, and what processes agree on."""
+"""fast/shortcuts.py: --fast against the plain way, the checks at the start, what processes agree on."""
 
 import contextlib
+import copy
 import re
-import shutil
 import types
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-import copied
 import grpo
 from common import masked
-from common.batches import left_pad
-from common.sampling import sampling_config
 from fast import shortcuts
 from fast.exact import CACHE, computes_in_float32, is_plain_linear
-from fast.shortcuts import Shortcuts, find_shortcuts, packing_is_exact_on
+from fast.logprobs import logprobs_of_states
+from fast.shortcuts import Shortcuts, find_shortcuts, packing_is_exact_on, speed_up
 from processes import run_processes
-from small_models import random_lm, random_policy
-from testbed import ROOT, embedded, metric_rows, script
+from small_models import random_batch, random_lm
+from sped_up import left_pad, random_policy
+from testbed import ROOT, SCRIPTS, embedded, embedded_prompts, metric_rows, script
 
 QUICK = "--max_steps 2 --prompts_per_step 4 --group_size 4 --eval_prompts 2 --eval_samples 4 --eval_every 0".split()
 
 
-# --- without fast/ ---
+# --- with and without ---
 
 
-def test_without_the_folder_a_run_is_that_of_fast_false(tmp_path):
-    shutil.copy(ROOT / "grpo.py", tmp_path)
-    for folder in ("common", "harness"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    result = run_processes("tests/helpers/copied.py", "run", tmp_path, "grpo.py", "2", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    options = copied.sizes(grpo.Args.__dataclass_fields__)
-    grpo.main([*options, "--max_steps", "2", "--fast", "false", "--output_dir", str(tmp_path / "same")])
-    rows = metric_rows(tmp_path / "run")
-    assert rows == metric_rows(tmp_path / "same") and rows[-1]["optim/grad_norm"] > 0
-    assert "rollout/logprob_gap" not in rows[-1]  # stock `generate` samples, which gives no log-probs
+@pytest.mark.parametrize("name", [*SCRIPTS, "dpo"])
+def test_at_most_six_lines_know_of_it(name):
+    source = (ROOT / f"{name}.py").read_text(encoding="utf-8")
+    assert 0 < len(re.findall(r"args\.fast|import speed_up|speed_up\(", source)) <= 5
+    assert not re.search(r"^(?:from|import) fast", source, re.MULTILINE)
 
 
-def test_the_folder_is_imported_in_one_place():
-    files = [*ROOT.glob("*.py"), *ROOT.glob("common/*.py"), *ROOT.glob("harness/*.py")]
-    pattern = re.compile(r"^\s*(?:from|import) fast\b", re.MULTILINE)
-    found = {path.name: len(pattern.findall(path.read_text(encoding="utf-8"))) for path in files}
-    assert {name: count for name, count in found.items() if count} == {"loading.py": 1}
+def test_common_does_not_import_it():
+    files = ROOT.glob("common/*.py")
+    assert not [file for file in files if re.search(r"(?:from|import) fast\b", file.read_text(encoding="utf-8"))]
+
+
+@torch.no_grad()
+def test_greedy_samples_are_those_of_generate():
+    module, args, tokenizer, lm = embedded(fast=True)
+    prompts = embedded_prompts()[:8]
+    plain = module.rollout(lm, tokenizer, prompts, 1, 0, 1.0, (0,), args)
+    speed_up(lm, Accelerator(cpu=True))
+    fast = module.rollout(lm, tokenizer, prompts, 1, 0, 1.0, (0,), args)
+    assert all(torch.equal(plain[name], fast[name]) for name in plain)
+
+
+def test_a_copy_has_its_own_weights():
+    _, args, _, lm = embedded(fast=True)
+    speed_up(lm, Accelerator(cpu=True))
+    batch = random_batch(vocabulary=16)
+    before, _ = grpo.completion_logprobs(lm, batch, args)
+    reference = copy.deepcopy(lm)
+    with torch.no_grad():
+        for weight in lm.parameters():
+            weight.mul_(1.1)
+    after, _ = grpo.completion_logprobs(lm, batch, args)
+    again, _ = grpo.completion_logprobs(reference, batch, args)
+    assert torch.equal(before, again) and not torch.allclose(before, after, atol=1e-3)
+    plain, _ = grpo.completion_logprobs(reference, batch, grpo.Args())
+    assert torch.allclose(plain, again, atol=1e-5)
+
+
+def test_different_log_probs_of_the_sampler_warn_once(monkeypatch, capsys):
+    module, args, tokenizer, lm = embedded(fast=True)
+    speed_up(lm, Accelerator(cpu=True))
+    prompts = embedded_prompts()[:4]
+    module.rollout(lm, tokenizer, prompts, 2, 1.0, 1.0, (0,), args)
+    assert "log-probs differ" not in capsys.readouterr().out
+    monkeypatch.setattr(shortcuts, "logprobs_of_states", lambda *inputs: [x + 0.01 for x in logprobs_of_states(*inputs)])
+    for seed in range(2):
+        module.rollout(lm, tokenizer, prompts, 2, 1.0, 1.0, (seed,), args)
+    assert capsys.readouterr().out.count("--fast: the log-probs differ by 0.0") == 1
 
 
 def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):
@@ -76,7 +105,6 @@ def test_prompts_are_shared_only_if_allowed():
 
 def test_a_hybrid_is_sampled_by_stock_generate_and_says_so():
     found = find_shortcuts(random_lm("mamba2"), True)
-    assert found.generate_kwargs(3) == {"num_return_sequences": 3}
     assert found.summary() == "stock `generate` samples: the cache holds more than keys and values"
 
 
@@ -120,9 +148,9 @@ def test_a_row_of_zeros_in_the_embedding_does_not_refuse_shared_prompts():
 
 def test_rounding_in_bfloat16_is_no_reason_not_to_share_prompts():
     # Numbers of bfloat16 between 16 and 32 are 0.125 apart; a bound of 0.1 refused SmolLM2.
-    _, _, _, policy = embedded()
-    policy.lm.get_output_embeddings().weight.data.mul_(3)
-    assert find_shortcuts(policy.lm.bfloat16().eval(), True).shares_prompts
+    *_, lm = embedded()
+    lm.get_output_embeddings().weight.data.mul_(3)
+    assert find_shortcuts(lm.bfloat16().eval(), True).shares_prompts
 
 
 def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatch):
@@ -149,18 +177,6 @@ def test_under_autocast_a_model_in_float32_rounds_as_bfloat16_does():
     with torch.autocast("cpu", torch.bfloat16):
         assert not computes_in_float32(lm)
     assert not computes_in_float32(lm.bfloat16())
-
-
-def test_packed_forwards_count_as_shared_prompts():
-    """So the batch has a prompt_index, also under gradient checkpointing."""
-    policy = random_policy("qwen2")
-    asked = []
-    policy.fast = Shortcuts(True, True, True, packs=True, graphs=False, on_gpu=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shortcuts, "packed_token_states", lambda lm, batch: asked.append(batch))
-        policy.token_states({"prompt_index": 1})
-        policy.token_states({})
-    assert asked == [{"prompt_index": 1}, {}]
 
 
 # --- modules that are not plain ---
@@ -219,12 +235,11 @@ CASES += [(lora, place) for place in (HEAD, EMBEDDING, KEYS)]
 def test_no_shortcut_bypasses_a_module_that_does_more_than_its_weight(change, place):
     """With LoRA on the head, `head.weight` was the base's, and samples never saw the adapter."""
     policy = random_policy("llama", tie_word_embeddings=False)
-    ids, mask = left_pad([[5, 6, 7, 8, 9], [11, 12]], 0, torch.device("cpu"))
+    ids, mask = left_pad([[5, 6, 7, 8, 9], [11, 12]], 0)
     before = policy.lm(ids).logits
     policy.lm.set_submodule(place, change(policy.lm.get_submodule(place)) or policy.lm.get_submodule(place))
-    assert policy.fast.plain_cache and policy.shares_prompts and policy.head_is_last
-    config = sampling_config(policy, 1.0, 1.0, 12)
-    output = policy.lm.generate(ids, attention_mask=mask.long(), generation_config=config, **policy.generate_kwargs(3))
+    assert policy.fast.plain_cache and policy.shares_prompts and policy.fast.head_is_last
+    output = policy.sample(ids, mask, length=12, n=3)
     completions = output.sequences[:, 5:]
     prompt_mask = mask.repeat_interleave(3, dim=0)
     completion_mask, _ = masked.completion_mask(completions, policy.stop_tokens)
@@ -235,7 +250,7 @@ def test_no_shortcut_bypasses_a_module_that_does_more_than_its_weight(change, pl
     logprobs = logprobs.where(completion_mask, 0)
     assert float((output.logprobs - logprobs).abs().max()) < 1e-5
     batch = {"prompts": ids.repeat_interleave(3, dim=0), "prompt_mask": prompt_mask, "completions": completions}
-    batch |= {"completion_mask": completion_mask, "prompt_index": torch.arange(2).repeat_interleave(3)[:, None]}
+    batch |= {"completion_mask": completion_mask, "prompt_index": None}
     assert float((policy(batch)[0] - logprobs).abs().max()) < 1e-5
 
 
@@ -250,17 +265,10 @@ def test_a_plain_head_is_recognized():
 
 def test_a_shortcut_that_one_process_refuses_is_off_on_all_of_them(tmp_path):
     """Otherwise their metrics have sums of different lengths: gloo aborts, NCCL hangs."""
-    result = run_processes("tests/helpers/refusing_worker.py", *QUICK, "--output_dir", tmp_path, processes=2)
+    result = run_processes("tests/helpers/refusing_worker.py", *QUICK, "--fast", "--output_dir", tmp_path, processes=2)
     assert result.returncode == 0, result.stderr
     assert "something is wrong here alone" in result.stderr
     assert "stock `generate` samples" in result.stdout
-    assert "rollout/logprob_gap" not in metric_rows(tmp_path)[-1]
-
-
-def test_without_a_refusal_two_processes_take_the_shortcuts(tmp_path):
-    result = run_processes("grpo.py", *QUICK, "--output_dir", tmp_path, processes=2)
-    assert result.returncode == 0, result.stderr
-    assert metric_rows(tmp_path)[-1]["rollout/logprob_gap"] < 1e-5
 
 
 class OtherProcess:

@@ -37,11 +37,15 @@ DIFFERS = {  # {script: {function that differs from the others': why}}
         "compute_advantages": "GAE instead of the group",
         "policy_loss": "the dual clip and the entropy bonus",
         "token_weights": "one weight for all tokens",
-        "add_old_and_ref_logprobs": "also values",
+        "completion_logprobs": "also values",
         "update": "the critic, and advantages that need it",
         "main": "the critic",
     },
-    "dpo.py": {"update": PAIRS, "main": PAIRS},
+    "dpo.py": {
+        "completion_logprobs": "no temperature and no entropy",
+        "update": PAIRS,
+        "main": PAIRS,
+    },
     "reward_model.py": {
         "pair_losses": "scores instead of log-probs against the reference",
         "update": PAIRS,

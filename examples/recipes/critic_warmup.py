@@ -10,17 +10,16 @@ class Args:
 
 
 LINES = {
-    'policy_group["lr"] = lr = learning_rate(step - 1, args)': """
-        lr = learning_rate(step - 1, args)
+    'policy_group["lr"] = lr = run.learning_rate(step - 1, args)': """
+        lr = run.learning_rate(step - 1, args)
         policy_group["frozen"] = step <= args.critic_warmup_steps
         policy_group["lr"] = 0.0 if policy_group["frozen"] else lr
     """,
-    "optimizer_step(accelerator, optimizer, step_loss, args, metrics, "
-    'prefixes=("", "critic_"))': """
+    "optimizer.step()": """
         policy_group = optimizer.param_groups[0]
         if policy_group.get("frozen"):  # gradients of zero would still advance Adam's step count
             for weight in policy_group["params"]:
                 weight.grad = None
-        optimizer_step(accelerator, optimizer, step_loss, args, metrics, prefixes=("", "critic_"))
+        optimizer.step()
     """,
 }

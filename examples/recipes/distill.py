@@ -20,6 +20,10 @@ def load_reference(lm, args, accelerator):
     """Load the teacher, frozen, in place of the reference of grpo.py."""
     teacher_args = replace(args, model_name_or_path=args.teacher, lora_rank=0)
     _, teacher = load_policy(teacher_args, accelerator)
+    if args.fast:
+        from fast import speed_up
+
+        speed_up(teacher, accelerator)
     return teacher.requires_grad_(False).eval().to(accelerator.device)
 
 

@@ -11,6 +11,10 @@ class Args:
 
 
 LINES = {
+    "return model(batch=batch, temperature=args.temperature)": """
+        entropy_grad = args.entropy_coef > 0
+        return model(batch=batch, temperature=args.temperature, entropy_grad=entropy_grad)
+    """,
     'values = logprobs_and_entropy(logits[kept], batch["completions"][kept], args.temperature)': """
         values = logprobs_and_entropy(
             logits[kept],

@@ -3,17 +3,18 @@
 Of the completions of a prompt, the best and the worst by --reward form a pair if their rewards
 differ. Truncated completions are in no pair. When the pairs are used up, the current policy samples
 new ones and becomes the new reference, so --beta pulls towards the policy of the last round.
-pairs-N.jsonl holds the pairs of round N; dpo.py and reward_model.py can train on them.
+pairs-N.jsonl holds the pairs of round N; dpo.py and reward_model.py can train on them. The recipe
+is long because a loop over rounds is another `main`, and a round has to survive a resume.
 """
 
+import json
+
+from common.load import TEMPLATE_COLUMNS, read_prompts
 from common.masked import all_equal
-from harness.chat import TEMPLATE_COLUMNS
-from harness.data import load_prompts
-from harness.launch import shard_indices
 
 
 class Args:
-    del dataset, eval_dataset, max_steps  # as in harness/args.py: prompts, and 50 steps
+    del dataset, eval_dataset, max_steps  # as in common/run.py: prompts, and 50 steps
     nll_coef: float = option(0.0, "c, weight of -log p(chosen) / length", ge=0)
     num_epochs: int = option(1, "passes over the pairs of a round", gt=0)
     pair_prompts: int = option(512, "prompts of a round, over all processes", gt=0)
@@ -24,15 +25,15 @@ class Args:
 class PairBuffer:
     """The pairs of a round and the order of their draws, as part of each checkpoint."""
 
-    def __init__(self, args, rank, processes):
+    def __init__(self, args, accelerator):
         self.args = args
-        self.shard = rank, processes
+        self.accelerator = accelerator
         self.round = 0
-        self.sampler = PromptSampler([], args.seed)
+        self.sampler = PromptSampler([], args.seed, accelerator)
 
     def fill(self, pairs):
         self.round += 1
-        self.sampler = PromptSampler(pairs, self.args.seed, *self.shard)
+        self.sampler = PromptSampler(pairs, self.args.seed, self.accelerator)
 
     def steps_left(self):
         draws = len(self.sampler.prompts) * self.args.num_epochs - self.sampler.drawn
@@ -49,19 +50,16 @@ class PairBuffer:
 
 
 def make_pairs(accelerator, sample_and_score, prompts, seed, args, metrics):
-    """Pair the best completion of each prompt with the worst, where their rewards differ.
+    """Pair the best completion of each prompt of this process with the worst, if they differ.
 
-    Return [Pair], and the same as rows of a preference dataset, on all processes.
+    Return [Pair], and the same as rows of a preference dataset, of all processes.
     """
     n = args.pair_samples
-    indices = shard_indices(len(prompts), accelerator)
-    shard = [prompts[index % len(prompts)] for index in indices]
-    samples = sample_and_score(shard, n, args.pair_temperature, 1.0, seed)
+    samples = sample_and_score(prompts, n, args.pair_temperature, 1.0, seed)
     metrics.add("pairs/truncated", samples.batch["truncated"].cpu())
     made = []  # (index of the prompt, pair, row)
-    for i, (index, prompt) in enumerate(zip(indices, shard, strict=True)):
-        if index >= len(prompts):  # a filler
-            continue
+    for i, prompt in enumerate(prompts):
+        index = i * accelerator.num_processes + accelerator.process_index
         rewards = samples.rewards[i * n : (i + 1) * n]
         completions = samples.completions[i * n : (i + 1) * n]
         pair = best_and_worst(rewards, completions)
@@ -96,52 +94,80 @@ def preference_row(prompt, chosen, rejected):
 
 
 def main(argv=None):
-    args = parse_args(Args, argv)
-    run = Run("online_dpo", args)
-    accelerator = run.accelerator
-    train_prompts, eval_prompts = load_prompts(args, run.tokenizer)
-    policy = load_policy(args, run.tokenizer, accelerator)
-    # `model` wraps `policy` for training (DDP, FSDP2); `policy` itself samples.
-    model, optimizer = accelerator.prepare(policy, adamw(policy, args))
-    sampler = PromptSampler(train_prompts, args.seed)  # of all processes
-    buffer = PairBuffer(args, run.rank, run.processes)
+    args = run.parse_args(Args, argv)
+    accelerator = run.make_accelerator(args)
+    folder = run.open_folder(accelerator, args)
+    rewards = load_rewards(args)
+    tokenizer, lm = load_policy(args, accelerator)
+    if args.fast:
+        from fast import speed_up
+
+        speed_up(lm, accelerator)
+    train_prompts, eval_prompts = load_data(read_prompts, args, tokenizer)
+    weights = [weight for weight in lm.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(
+        weights,
+        args.learning_rate,
+        betas=(args.adam_beta1, args.adam_beta2),
+        weight_decay=args.weight_decay,
+        fused=accelerator.device.type == "cuda",
+    )
+    # `model` wraps `lm` for training (DDP, FSDP2); `lm` itself samples.
+    model, optimizer = accelerator.prepare(lm, optimizer)
+    sampler = PromptSampler(train_prompts, args.seed, accelerator)
+    buffer = PairBuffer(args, accelerator)
+    checkpoints = run.Checkpoints(accelerator, folder, args, sampler=sampler, buffer=buffer)
+    first_step = checkpoints.resume()
+    log = run.Log(accelerator, folder, args)
 
     def sample_and_score(prompts, n, temperature, top_p, seed):
-        with accelerator.autocast(), summon_full_params(accelerator, model):
-            batch = rollout(policy, prompts, n, temperature, top_p, seed, args)
-        completions = decode_completions(run.tokenizer, batch)
-        rewards, terms = compute_rewards(run.reward_functions, prompts, completions, n)
-        return Samples(batch, prompts, completions, rewards, terms)
+        with accelerator.autocast(), gathered_weights(model):
+            batch = rollout(lm, tokenizer, prompts, n, temperature, top_p, seed, args)
+        completions = decode_completions(tokenizer, batch)
+        log.print_once("first completion", repr(tokenizer.decode(completions[0].ids)))
+        total, terms = compute_rewards(rewards, prompts, completions, n)
+        return Samples(batch, prompts, completions, total, terms)
 
-    run.start(model, sampler=sampler, buffer=buffer)
-    if run.evaluates(step=0):
-        run.log_scores(evaluate(run, eval_prompts, sample_and_score))
-    for step in run.steps():
-        metrics = Metrics(run)
+    if first_step == 0:
+        scores, rows = evaluate(accelerator, eval_prompts, sample_and_score, args)
+        log.write(0, {}, rows, scores)
+    signals = run.listen(accelerator)
+    for step in log.steps(first_step):
+        metrics = Means()
         if buffer.steps_left() == 0:
             # Sample pairs from the current policy, which is their reference.
-            prompts = sampler.draw(min(args.pair_prompts, len(train_prompts)))
-            seed = (args.seed, run.rank, buffer.round + 1, 1)
+            processes = accelerator.num_processes
+            count = min(args.pair_prompts, len(train_prompts)) // processes * processes
+            prompts = sampler.draw(count)
+            seed = (args.seed, accelerator.process_index, buffer.round + 1, 1)
             with metrics.timed("pairs"):
                 pairs, rows = make_pairs(
                     accelerator, sample_and_score, prompts, seed, args, metrics
                 )
                 buffer.fill(add_ref_logprobs(accelerator, model, pairs, args) if pairs else [])
-            run.log.write(f"pairs-{buffer.round}.jsonl", rows, mode="w")
+            if accelerator.is_main_process:
+                text = "".join(json.dumps(row) + "\n" for row in rows)
+                (folder / f"pairs-{buffer.round}.jsonl").write_text(text, encoding="utf-8")
             metrics.add("pairs/made", len(pairs))
         if buffer.steps_left() == 0:
-            run.end_early(metrics, f"{len(pairs)} pairs do not fill a step")
-            run.log_scores(evaluate(run, eval_prompts, sample_and_score))
-            run.end_step()
+            run.print0(f"step {step}: {len(pairs)} pairs do not fill a step: training ends")
+            scores, rows = evaluate(accelerator, eval_prompts, sample_and_score, args)
+            log.write(step, metrics.reduce(accelerator), rows, scores)
             break
         # Update the policy on the next pairs; a process takes its share of them.
         pairs = buffer.sampler.draw(args.pairs_per_step)
-        set_learning_rate(optimizer, learning_rate(step - 1, args))
+        for group in optimizer.param_groups:
+            group["lr"] = run.learning_rate(step - 1, args)
         with metrics.timed("update"):
             update(accelerator, model, optimizer, pairs, args, metrics)
-        metrics.add_pairs(pairs)
-        run.log_step(metrics)
-        if run.evaluates(step):
-            run.log_scores(evaluate(run, eval_prompts, sample_and_score))
-        run.end_step()
-    run.finish(policy)
+        metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
+        metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
+        rows, scores = [], {}
+        if run.is_due(step, args.eval_every, args.max_steps):
+            scores, rows = evaluate(accelerator, eval_prompts, sample_and_score, args)
+        log.write(step, metrics.reduce(accelerator), rows, scores)
+        checkpoints.end_step(step, signals)
+    if args.max_steps:
+        save_model(accelerator, model, tokenizer, folder)
+    log.summary()
+    accelerator.end_training()

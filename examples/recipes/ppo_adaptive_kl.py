@@ -14,8 +14,9 @@ class Args:
 
 
 LINES = {
-    "run.start(model, sampler=sampler)": """
-        run.start(model, sampler=sampler, beta=adaptive_kl(args))
+    "checkpoints = run.Checkpoints(accelerator, folder, args, sampler=sampler)": """
+        beta = adaptive_kl(args)
+        checkpoints = run.Checkpoints(accelerator, folder, args, sampler=sampler, beta=beta)
     """,
     'ref_logprobs = micro.get("ref_logprobs") if args.kl_in == "loss" else None': """
         ref_logprobs = None
@@ -67,6 +68,6 @@ def update(accelerator, model, reference, optimizer, batch, args, metrics):
     metrics.add("policy/kl_coef", adaptive_kl(args).coef)
     if reference is None:
         return
-    sums = torch.stack([torch.as_tensor(x) for x in metrics.means["policy/kl_old_ref"]])
-    total, rows = accelerator.reduce(sums.to(accelerator.device), "sum").tolist()
+    sums = torch.stack([torch.as_tensor(x) for x in metrics.sums["policy/kl_old_ref"]])
+    total, rows = accelerator.reduce(sums.to(accelerator.device)).tolist()
     adaptive_kl(args).move(total / max(rows, 1), args.prompts_per_step * args.group_size)

@@ -15,9 +15,10 @@ class Args:
 
 LINES = {
     "if 0 < args.dual_clip <= 1:": "",
-    'raise InputError(f"--dual_clip {args.dual_clip}: must be above 1 (0 turns it off)")': "",
-    "run.start(model, sampler=sampler)": """
-        run.start(model, sampler=sampler, penalty=kl_penalty(args))
+    'raise Exit(f"--dual_clip {args.dual_clip}: must be above 1 (0 turns it off)")': "",
+    "checkpoints = run.Checkpoints(accelerator, folder, args, sampler=sampler)": """
+        penalty = kl_penalty(args)
+        checkpoints = run.Checkpoints(accelerator, folder, args, sampler=sampler, penalty=penalty)
     """,
 }
 
@@ -75,21 +76,22 @@ update_policy = update
 
 def update(accelerator, model, reference, optimizer, batch, args, metrics):
     """Train on one rollout, and move b by the KL between the policies before and after."""
-    micro_batches = [micro for part in split_rollout(accelerator, batch, args) for micro in part]
-    before = completion_logprobs(model, micro_batches)
+    rows = list(range(len(batch["completions"])))
+    micro_batches, _ = split(accelerator, batch, rows, args)
+    before = logprobs_of(model, micro_batches, args)
     update_policy(accelerator, model, reference, optimizer, batch, args, metrics)
-    after = completion_logprobs(model, micro_batches)
+    after = logprobs_of(model, micro_batches, args)
     kl = torch.zeros(2, dtype=torch.float64, device=accelerator.device)  # sum, tokens
     for old, new, micro in zip(before, after, micro_batches, strict=True):
         estimate = kl_estimate(old, new, micro["loss_mask"], "k3")  # KL(old || new)
         metrics.add("policy/kl_old_new", estimate, micro["loss_mask"])
         kl += torch.stack([estimate.double().sum(), micro["loss_mask"].sum()])
-    total, tokens = accelerator.reduce(kl, "sum").tolist()
+    total, tokens = accelerator.reduce(kl).tolist()
     metrics.add("policy/penalty_coef", kl_penalty(args).coef)
     kl_penalty(args).move(total / max(tokens, 1))
 
 
 @torch.no_grad()
-def completion_logprobs(model, micro_batches):
+def logprobs_of(model, micro_batches, args):
     """Return the log-probs (R, T) of each micro-batch under the current policy."""
-    return [model(micro, with_entropy=False)[0] for micro in micro_batches]
+    return [completion_logprobs(model, micro, args)[0] for micro in micro_batches]

@@ -1,14 +1,12 @@
 """torch's `varlen_attn` as a loop over the sequences, since it has no CPU kernel."""
 
-import dataclasses
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 
 def pack(policy):
     """Let `policy` pack its forwards."""
-    policy.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
+    policy.pack()
 
 
 def varlen_attn(

@@ -70,6 +70,9 @@ def random_lm(name, seed=0, scale=4.0, **options):
     torch.manual_seed(seed)
     sizes = {} if name == "gpt2" else SIZES
     config = AutoConfig.for_model(name, **sizes | EVERY.get(name, {}) | IDS | options)
+    for key, value in config.to_dict().items():
+        if "drop" in key and isinstance(value, float):
+            setattr(config, key, 0.0)
     lm = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in lm.parameters():
