@@ -1,6 +1,4 @@
-"""`completion_logprobs` of the scripts, and the chunks of fast/logprobs.py, against the logits of each row alone."""
-
-from types import SimpleNamespace
+"""`completion_logprobs` of the scripts against the logits of each row alone."""
 
 import pytest
 import torch
@@ -62,66 +60,3 @@ def test_gradient_checkpointing():
     weights = batch["loss_mask"].float()
     a, b = (backward(x, grpo.completion_logprobs(x, batch, args)[0], weights) for x in (lm, checkpointed))
     assert largest_difference(a, b) < 1e-4 * max(float(g.abs().max()) for g in a)
-
-
-# --- chunks of the head ---
-
-
-@pytest.fixture
-def logprobs():
-    return pytest.importorskip("fast.logprobs")
-
-
-def chunked(logprobs, lm, batch, head_is_last=True):
-    states = logprobs.token_states(lm, batch, head_is_last)
-    return logprobs.logprobs_of_states(lm, batch, states, head_is_last, TEMPERATURE)
-
-
-@pytest.mark.parametrize("name", ["qwen2", "gemma2"])
-def test_chunks_equal_full_logits(name, logprobs, monkeypatch):
-    """Gemma 2 has a soft cap behind the head: there the chunks are of logits."""
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 40 * 5)
-    lm, batch = random_lm(name, scale=3.0), random_batch()
-    assert logprobs.has_last_head(lm) == (name == "qwen2")
-    compare(lm, chunked(logprobs, lm, batch, name == "qwen2"), batch)
-
-
-def test_cap_beyond_the_trial_is_found(logprobs, monkeypatch):
-    """A soft cap changes the last bits of small logits too; one that cuts changes none."""
-    lm = random_lm("qwen2")
-    forward = lm.forward
-
-    def capped(*inputs, **options):
-        output = forward(*inputs, **options)
-        return SimpleNamespace(logits=output.logits.clamp(-30, 30))
-
-    assert logprobs.has_last_head(lm) and lm(torch.arange(8)[None]).logits.detach().abs().max() < 10
-    monkeypatch.setattr(lm, "forward", capped)
-    assert not logprobs.has_last_head(lm)
-
-
-def test_no_tensor_holds_all_logits(logprobs, monkeypatch):
-    # (R, T, V) copies run out of memory (trl#2598): the head sees a chunk of completion tokens at a time, no prompts.
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 40 * 5)
-    lm, batch, seen = random_lm("qwen2"), random_batch(), []
-    lm.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-    chunked(logprobs, lm, batch)
-    assert all(shape[-2] <= 5 for shape in seen)
-    assert sum(shape[-2] for shape in seen) == int(batch["completion_mask"].sum())
-
-
-def test_no_chunk_is_kept_for_backward(logprobs, monkeypatch):
-    # Kept, all chunks together are the (R, T, V) copy.
-    lm, batch, kept = random_lm("qwen2"), random_batch(), []
-    rows = int(batch["completion_mask"].sum())
-
-    def pack(tensor):
-        kept.append(tensor.shape)
-        return tensor
-
-    for size, any_kept in ((rows, True), (5, False)):  # all of them in one chunk are kept: it is small enough
-        monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 40 * size)
-        kept.clear()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            chunked(logprobs, lm, batch)
-        assert any(shape[-1:] == (40,) and shape[0] <= size for shape in kept) == any_kept

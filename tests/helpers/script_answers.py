@@ -176,7 +176,8 @@ def step_batch(inputs, table, dtype):
     rows, width = values.shape
     mask = ragged(inputs["mask"])[0].bool() if "mask" in inputs else tokens
     refuse_unless(all(inputs.get("scored") or [1]), "a row without a reward gets the mean of its group")
-    return {
+    sampled = {name: ragged(inputs[name], dtype)[0] for name in ("sampler_logprobs",) if name in inputs}
+    return sampled | {
         "prompts": torch.arange(rows)[:, None].expand(rows, width + 1),
         # With its completion each row has `width + 1` tokens, so that sorting by length keeps the order.
         "prompt_mask": torch.cat([tokens, torch.zeros(rows, 1).bool()], dim=1).logical_not().sort().values,
