@@ -581,6 +581,8 @@ def prompt_messages(prompt, columns, args):
         messages[users[-1]] = last | {"content": text}
     system = args.system_prompt or columns.get("system")
     if system:  # templates accept only one
+        if not isinstance(system, str):
+            raise Exit("column system: expected text")
         others = [message for message in messages if message["role"] != "system"]
         messages = [{"role": "system", "content": system}, *others]
     return messages
