@@ -165,7 +165,8 @@ def load_reference(lm, args, accelerator):
         return reference
     reference = copy.deepcopy(lm).requires_grad_(False).eval().to(accelerator.device)
     if accelerator.is_fsdp2 and accelerator.mixed_precision == "bf16":
-        reference.to(torch.bfloat16)  # the dtype that FSDP2 gathers the policy in
+        for weight in reference.parameters():  # the dtype that FSDP2 gathers the policy in
+            weight.data = weight.data.to(torch.bfloat16)
     return reference
 
 
@@ -236,19 +237,20 @@ def load_prompts(args, tokenizer):
     return prompts, eval_prompts
 
 
-def load_data(read, args, tokenizer):
+def load_data(read, args, tokenizer, read_eval=None):
     """Return the training examples and the evaluation examples, two lists.
 
-    `read(rows, args, tokenizer)` returns a list of examples and a summary. Without evaluation data,
-    5 % of the training prompts are held out, but at least 32 (or half of them) and at most 512.
+    `read(rows, args, tokenizer)` returns a list of examples and a summary; so does `read_eval`.
+    Without evaluation data, 5 % of the training prompts are held out, but at least 32 (or half of
+    them) and at most 512.
     """
     train_rows, eval_rows = load_rows(args)
     train, summary = read(train_rows, args, tokenizer)
     if eval_rows is None:
         train, evaluation = hold_out(train, args.seed)
-        eval_summary = f"{len(evaluation)} held out of these"
+        summary, eval_summary = f"{len(train)} of {summary}", f"{len(evaluation)} held out"
     else:
-        evaluation, eval_summary = read(eval_rows, args, tokenizer)
+        evaluation, eval_summary = (read_eval or read)(eval_rows, args, tokenizer)
     if not train or not evaluation:
         raise Exit(f"not enough data: training: {summary}; evaluation: {eval_summary}")
     if args.eval_prompts and args.eval_prompts < len(evaluation):

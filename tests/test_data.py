@@ -333,7 +333,7 @@ def test_bad_files_and_options(tmp_path, no_datasets):
     assert "cannot be read" in error_of(tmp_path / "a.tsv")
     assert "--eval_dataset absent.jsonl" in error_of(good, eval_dataset="absent.jsonl")
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
-    assert "not enough data: training: 0 prompts" in error_of(tmp_path / "empty.jsonl")
+    assert "not enough data: training: 0 of 0 prompts" in error_of(tmp_path / "empty.jsonl")
     assert "--dataset_split dev: not one of train" in error_of(good, dataset_split="dev")
     assert "--eval_split dev: not one of train" in error_of(good, eval_split="dev")
     assert "0 prompts (4 longer than --max_prompt_tokens" in error_of(good, max_prompt_tokens=9)

@@ -7,9 +7,9 @@ import torch
 from accelerate import Accelerator
 
 import dpo
-from harness.errors import InputError
-from harness.metrics import Metrics
-from harness.pairs import Pair
+from common.masked import Means
+from common.pairs import Pair
+from common.run import Exit
 from testbed import GradientRecorder, embedded, metric_rows
 
 # --- the loss ---
@@ -23,12 +23,12 @@ def test_a_margin_far_on_either_side_does_not_overflow(h):
     assert (loss.item(), gradient.item()) == (max(0, -h), -float(h < 0))
 
 
-def test_an_update_on_pairs_that_is_not_finite_is_left_out():
-    _, args, _, policy = embedded("dpo")
-    recorder, pairs = GradientRecorder(policy, policy.parameters()), [Pair([5, 6], [7, 1], [8, 1], math.nan, 0.0)]
-    metrics = Metrics()
-    dpo.update(Accelerator(cpu=True), policy, recorder, pairs, args, metrics)
-    assert recorder.steps == [] and metrics.problem.startswith("update 1 is not finite: loss nan")
+def test_an_update_on_pairs_that_is_not_finite_ends_the_run():
+    _, args, _, lm = embedded("dpo")
+    recorder, pairs = GradientRecorder(lm, lm.parameters()), [Pair([5, 6], [7, 1], [8, 1], math.nan, 0.0)]
+    with pytest.raises(Exit, match="gradient norm nan"):
+        dpo.update(Accelerator(cpu=True), lm, recorder, pairs, args, Means())
+    assert recorder.steps == []
 
 
 # --- a run ---
@@ -43,7 +43,7 @@ def run(folder, *arguments):
 def test_max_steps_zero_only_evaluates_by_sampling(few_pairs, tmp_path, monkeypatch):
     original, calls = dpo.rollout, []
     monkeypatch.setattr(
-        dpo, "rollout", lambda *options: calls.append((*options[2:5], options[5][:3])) or original(*options)
+        dpo, "rollout", lambda *options: calls.append((*options[3:6], options[6][:3])) or original(*options)
     )
     options = ["--seed", 3, "--eval_temperature", 0.7, "--eval_top_p", 0.9, "--eval_dataset", "embedded"]
     (row,) = run(tmp_path, *few_pairs, "--max_steps", 0, *options)
@@ -66,7 +66,7 @@ def test_a_run_goes_over_the_pairs_num_epochs_times(few_pairs, tmp_path):
     assert [row["step"] for row in rows] == [0, 1, 2, 3]  # of 96 pairs
     rates = [row["optim/lr"] for row in rows[1:]]
     assert rates == pytest.approx([rates[0], rates[0] * 2 / 3, rates[0] / 3])  # 0 at the end of the pairs
-    with pytest.raises(InputError, match=r"96 pairs x 1 epochs do not fill a step: lower --pairs_per_step"):
+    with pytest.raises(Exit, match=r"96 pairs x 1 epochs do not fill a step: lower --pairs_per_step"):
         run(tmp_path / "b", *few_pairs, "--pairs_per_step", 97)
 
 

@@ -1,11 +1,11 @@
-"""harness/pairs.py: every format of preference pairs, their end tokens, evaluation data, bad rows."""
+"""common/pairs.py: every format of preference pairs, their end tokens, evaluation data, bad rows."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from harness.errors import InputError
-from harness.pairs import Pair, pair_batches, spread_pairs
+from common.pairs import Pair, common_prefix, pair_batches, spread_pairs
+from common.run import Exit
 from rows import (
     GEMMA,
     TEMPLATE,
@@ -35,9 +35,20 @@ PAIR_FORMATS = {
     "prompt beside whole dialogues": (
         {"prompt": USER, "chosen": [*USER, say("4")], "rejected": [*USER, say("5")]}, "2+2?", "4", "5",
     ),
-    "an answer that begins with its prompt": ({"prompt": "2", "chosen": "2+2", "rejected": "2-2"}, "2", "2+2", "2-2"),
+    "a prompt that both repeat": ({"prompt": "2?", "chosen": "2?4", "rejected": "2?5"}, "2?", "4", "5"),
+    "one begins with its prompt": ({"prompt": "2", "chosen": "2+2", "rejected": "5"}, "2", "2+2", "5"),
     "question": ({"question": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
+    "instruction": ({"instruction": "2+2?", "input": "", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
+    "instruction and input": (
+        {"instruction": "Add.", "input": "2+2", "chosen": "4", "rejected": "5"}, "Add.\n2+2", "4", "5",
+    ),
+    "hh-rlhf beside a source": (
+        {"source": "a", "chosen": f"{HUMAN} 4", "rejected": f"{HUMAN} 5"}, HUMAN, " 4", " 5",
+    ),
 }  # fmt: skip
+
+
+SYSTEM = {"role": "system", "content": "Add."}
 
 
 def numbered_pairs(n, prompts=None):
@@ -84,7 +95,7 @@ def test_what_was_dropped_is_said(tmp_path, capsys):
     assert [text_of(pair.prompt) for pair in pairs] == ["e", "abc"]
     told = capsys.readouterr().out
     assert "4 with equal or empty completions dropped, 1 longer than --max_length dropped" in told
-    with pytest.raises(InputError, match="0 pairs"):
+    with pytest.raises(Exit, match="0 pairs"):
         load_rows(tmp_path, rows[1:4], read=load_pairs)
 
 
@@ -102,30 +113,59 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
     [
         ({"prompt": "a", "chosen": "b"}, "no columns chosen and rejected in ['prompt', 'chosen']"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "column rejected: expected text or a list of messages"),
-        ({"chosen": "b", "rejected": "c"}, "the prompt is empty"),
-        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "after the common prompt, found user"),
+        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
+        ({"chosen": "b", "rejected": "c"}, "no column prompt in ['chosen', 'rejected']: set --prompt_column"),
+        (
+            {"ask": "2?", "chosen": "It is 4", "rejected": "It is 5"},
+            "no column prompt in ['ask', 'chosen', 'rejected']",
+        ),
+        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "after the prompt (user), found user"),
         # both answer twice, and differ in the first answer
         (
             {"chosen": [*USER, say("b"), *USER, say("d")], "rejected": [*USER, say("c"), *USER, say("d")]},
-            "after the common prompt, found assistant, user, assistant",
+            "after the prompt (user), found assistant, user, assistant",
         ),
-        ({"chosen": USER, "rejected": [*USER, say("b")]}, "after the common prompt, found no turn"),
+        ({"chosen": USER, "rejected": [*USER, say("b")]}, "after the prompt (user), found no turn"),
+        # a system turn on one side only
+        (
+            {"prompt": USER, **{key: [SYSTEM, *USER, say(key)] for key in ("chosen", "rejected")}},
+            "found system, user, assistant",
+        ),
         # of two dialogues one answers another prompt
         (
             {"prompt": USER, "chosen": [*USER, say("b")], "rejected": [{"role": "user", "content": "3+3?"}, say("c")]},
-            "after the common prompt, found user, assistant",
+            "after the prompt (user), found user, assistant",
         ),
     ],
 )
 def test_a_bad_pair_is_named(tmp_path, no_datasets, row, says):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(Exit) as caught:
         load_rows(tmp_path, [*numbered_pairs(2), row], read=load_pairs)
     assert str(caught.value).startswith("row 3: ") and says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "chosen, rejected, prefix",
+    [
+        ("The sky is blue.", "The sky is brown.", "The sky is"),
+        ("Sky?\nblue", "Sky?\nbrown", "Sky?"),
+        ("天空是蓝色的", "天空是绿色的", "天空是"),
+        ("1+2=3", "1+2=4", "1+2="),
+        ("blue", "brown", ""),
+    ],
+)
+def test_the_common_prefix_ends_with_a_word(chosen, rejected, prefix):
+    assert common_prefix(chosen, rejected) == prefix
+
+
+def test_prompts_are_read_from_pairs(tmp_path):
+    rows = [{"chosen": f"{HUMAN} {i}", "rejected": f"{HUMAN} no"} for i in range(3)]
+    assert {prompt.prompt for prompt in load_rows(tmp_path, rows)} == {HUMAN}
+
+
 def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="no column ask in .*: set --prompt_column"):
+    with pytest.raises(Exit, match="no column ask in .*: set --prompt_column"):
         load_rows(tmp_path, numbered_pairs(2), read=load_pairs, prompt_column="ask")
 
 

@@ -3,6 +3,7 @@
 Vectors and test_whole_updates.py ask for the rewards of tokens, GAE and the whitening.
 """
 
+import copy
 import math
 
 import pytest
@@ -11,9 +12,9 @@ from transformers import AutoTokenizer
 
 import ppo
 from common.masked import moments
-from harness.data import EMBEDDED
-from harness.errors import InputError
-from small_models import random_batch, random_policy, save_reward_model
+from common.load import EMBEDDED
+from common.run import Exit
+from small_models import random_lm, save_reward_model
 from testbed import embedded, gradients, hand_made_batch, largest_difference, metric_rows, problem, trainable
 
 
@@ -26,7 +27,7 @@ def test_moments_of_equal_values_and_of_none():
 # --- the losses ---
 
 
-def test_a_value_is_clipped_where_its_error_is_the_larger_one():
+def test_value_clip_takes_the_larger_error():
     values, old, returns = torch.tensor([[[0.9, 0.15, -0.3, 0.5]], [[0.5, 0.1, 0.2, 0.5]], [[1, 0, 0.4, 0.8]]])
     mask = torch.ones(1, 4, dtype=torch.bool)
     _, stats = ppo.value_loss(values, old, returns, mask, ppo.Args(value_clip=0.2))
@@ -36,7 +37,7 @@ def test_a_value_is_clipped_where_its_error_is_the_larger_one():
     assert not stats["clip"].any()  # within the clip, whatever rounding says
 
 
-def test_a_clipped_value_has_no_gradient_and_padding_none():
+def test_clipped_values_have_no_gradient():
     values = torch.tensor([[0.9, 0.1, math.nan]], requires_grad=True)
     old, returns = torch.tensor([[0.5, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, math.nan]])
     losses, _ = ppo.value_loss(values, old, returns, torch.tensor([[True, True, False]]), ppo.Args(value_clip=0.2))
@@ -49,23 +50,22 @@ def test_a_clipped_value_has_no_gradient_and_padding_none():
 
 
 def filled(**options):
-    module, args, policy, _, batch = problem("ppo", **options)
-    return module, args, policy, batch
+    module, args, lm, _, batch = problem("ppo", **options)
+    return module, args, lm, batch
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
-def test_a_value_does_not_see_its_own_token(critic):
+def test_values_do_not_see_their_token(critic):
     # Off by one, the critic would be told the action: changing token t may change values after t only.
-    _, args, policy, batch = filled(critic=critic)
-    model, _ = trainable(ppo, args, policy)
-    del batch["prompt_index"]
+    _, args, lm, batch = filled(critic=critic)
+    model, _ = trainable(ppo, args, lm)
     lengths = batch["completion_mask"].sum(dim=1)
     i, t = int(lengths.argmax()), 3
     with torch.no_grad():
-        _, _, before = model(batch)
+        _, _, before = ppo.completion_logprobs(model, batch, args)
         batch["completions"] = batch["completions"].clone()
         batch["completions"][i, t] = (batch["completions"][i, t] + 1) % 10 + 4
-        _, _, after = model(batch)
+        _, _, after = ppo.completion_logprobs(model, batch, args)
     changed = (before[i] - after[i]).abs() > 1e-6
     assert not changed[: t + 1].any() and changed[t + 1 : lengths[i]].any()
     assert (before[~batch["completion_mask"]] == 0).all()
@@ -76,48 +76,44 @@ def split(model, steps):
     names = [name for name, _ in model.named_parameters()]
     split = {"policy": [], "critic": []}
     for name, gradient in zip(names, steps[0], strict=True):
-        split[name.split(".")[0]].append(gradient)
+        split["policy" if name.startswith("lm.") else "critic"].append(gradient)
     return split["policy"], split["critic"]
 
 
-def test_policy_and_critic_are_clipped_by_a_norm_each():
+def test_policy_and_critic_have_own_norms():
     """Here with one backbone; test_whole_updates.py has two."""
-    module, args, policy, batch = filled(max_grad_norm=0.01, critic="shared")
-    steps, metrics = gradients(module, args, policy, batch)
-    both = split(trainable(module, args, policy)[0], steps)
+    module, args, lm, batch = filled(max_grad_norm=0.01, critic="shared")
+    steps, metrics = gradients(module, args, lm, batch)
+    both = split(trainable(module, args, lm)[0], steps)
     norms = [float(torch.stack([gradient.norm() for gradient in part]).norm()) for part in both]
     assert norms == pytest.approx([0.01, 0.01], rel=1e-3)
     assert metrics["optim/grad_norm"] > 0.02 and metrics["optim/critic_grad_norm"] > 0.02  # before the clip
     assert metrics["optim/grad_norm"] != metrics["optim/critic_grad_norm"]
 
 
-def test_a_shared_critic_trains_the_joint_loss():
+def test_shared_critic_trains_the_joint_loss():
     """The policy's gradient and value_coef times the critic's, which is all that the critic's head gets."""
-    module, args, policy, batch = filled(critic="shared", max_grad_norm=0.0)
-    model, _ = trainable(module, args, policy)
+    module, args, lm, batch = filled(critic="shared", max_grad_norm=0.0)
+    model, _ = trainable(module, args, lm)
     found = []
     for args.value_coef in (1.0, 2.0, 3.0):
-        found.append(split(model, gradients(module, args, policy, batch)[0]))
+        found.append(split(model, gradients(module, args, lm, batch)[0]))
     (one, head), (two, head_of_two), (three, _) = found
     assert largest_difference(two, [(a + c) / 2 for a, c in zip(one, three, strict=True)]) < 1e-6
     assert largest_difference(one, two) > 1e-4 and largest_difference(head_of_two, [2 * g for g in head]) < 1e-6
 
 
-def test_the_critic_computes_in_float32_whatever_its_weights_are_held_in():
-    _, args, policy, batch = filled()
-    model, _ = trainable(ppo, args, policy)
-    model.critic.head.to(torch.bfloat16)  # as FSDP2 gathers them
-    *_, values = model(batch)
+def test_critic_computes_in_float32():
+    _, args, lm, batch = filled()
+    model, _ = trainable(ppo, args, lm)
+    model.head.to(torch.bfloat16)  # as FSDP2 gathers it
+    *_, values = ppo.completion_logprobs(model, batch, args)
     values.sum().backward()
-    assert values.dtype == torch.float32 and model.critic.head.weight.grad.abs().max() > 0
-    with torch.no_grad():
-        states = model.critic.token_states(batch)
-        expected = model.critic(batch, states)
-        with torch.autocast("cpu", dtype=torch.bfloat16):  # mixed precision
-            assert torch.equal(model.critic(batch, states), expected)
+    assert values.dtype == torch.float32 and model.head.weight.grad.abs().max() > 0
+    assert values[batch["completion_mask"]].bfloat16().float().ne(values[batch["completion_mask"]]).any()
 
 
-def test_a_row_without_a_reward_teaches_neither_the_policy_nor_the_critic(tmp_path, monkeypatch):
+def test_unscored_rows_teach_nothing(tmp_path, monkeypatch):
     """No function of the user's scores every second completion: the critic would learn 0 for it."""
     (tmp_path / "mine.py").write_text(
         "def mine(completions, **_):\n    return [None if i % 2 else len(c) / 9 for i, c in enumerate(completions)]\n",
@@ -144,7 +140,7 @@ def test_a_row_without_a_reward_teaches_neither_the_policy_nor_the_critic(tmp_pa
 # --- with a reward model ---
 
 
-def test_a_run_with_a_reward_model(tmp_path):
+def test_run_with_a_reward_model(tmp_path):
     """Which is the critic's beginning too: with one update a rollout, the values are still its own."""
     save_reward_model(tmp_path / "rm", embedded("ppo")[2])
     options = "--max_steps 1 --prompts_per_step 4 --num_minibatches 1 --eval_prompts 4 --eval_samples 4 --eval_every 0"
@@ -156,42 +152,50 @@ def test_a_run_with_a_reward_model(tmp_path):
     assert row["reward/mean"] == row["reward_terms/rm"] == pytest.approx(row["reward/shaped"])
 
 
-def test_the_first_values_of_a_critic_from_a_reward_model_are_its_scores(tmp_path):
+def test_values_of_a_reward_model_are_scores(tmp_path):
     # A reward model of another size, with a token more: a value is the score of the text before the token.
-    _, args, tokenizer, policy = embedded("ppo")
-    tokenizer.add_tokens(["<more>"])
-    rewards = save_reward_model(tmp_path, tokenizer, hidden_size=32, num_hidden_layers=1, vocab_size=21)
+    _, args, tokenizer, lm = embedded("ppo")
+    batch, _ = hand_made_batch(tokenizer, args, groups=2)
+    larger = copy.deepcopy(tokenizer)
+    larger.add_tokens(["<more>"])
+    rewards = save_reward_model(tmp_path, larger, hidden_size=32, num_hidden_layers=1, vocab_size=21)
     args.critic_path = str(tmp_path)
-    batch, _ = hand_made_batch(policy, tokenizer, args, groups=2)
-    actor_critic = ppo.ActorCritic(policy, ppo.load_critic(args, policy))
+    actor_critic = ppo.ActorCritic(lm, *ppo.load_critic(args, lm, tokenizer))
     with torch.no_grad():
-        _, _, values = actor_critic(batch)
+        _, _, values = ppo.completion_logprobs(actor_critic, batch, args)
         for i, length in enumerate(batch["completion_mask"].sum(dim=1).tolist()):
             prompt = batch["prompts"][i][batch["prompt_mask"][i]]
             for t in range(length):
                 text = torch.cat([prompt, batch["completions"][i, :t]])
                 assert float(values[i, t]) == pytest.approx(float(rewards(text[None]).logits), abs=1e-5)
     assert (values[~batch["completion_mask"]] == 0).all() and float(values.std()) > 0.05
-    assert actor_critic._no_split_modules == {"LlamaDecoderLayer"}
-    assert policy.shares_prompts and actor_critic.critic.fast is None  # nothing has looked at that model
 
 
-def test_a_separate_critic_has_the_backbone_of_the_policy_to_the_bit():
+def test_separate_critic_copies_the_backbone():
     # Rotary frequencies stay in float32 where the weights are in bfloat16.
-    _, args, _, policy = embedded("ppo", dtype="bfloat16")
-    critic, batch = ppo.load_critic(args, policy), random_batch(vocabulary=16)
-    assert torch.equal(critic.token_states(batch)[2], policy.token_states(batch)[2])
-    assert critic.head.weight.dtype == torch.bfloat16
+    _, args, tokenizer, lm = embedded("ppo", dtype="bfloat16")
+    backbone, head = ppo.load_critic(args, lm, tokenizer)
+    ids = torch.arange(12)[None]
+    assert torch.equal(backbone(ids).last_hidden_state, lm.base_model(ids).last_hidden_state)
+    assert head.weight.dtype == torch.bfloat16
 
 
-def test_a_separate_critic_needs_a_backbone_without_head():
-    with pytest.raises(InputError, match="--critic separate"):
-        ppo.load_critic(ppo.Args(), random_policy("llama4_text"))
+@pytest.mark.needs("peft")
+def test_critic_of_a_lora_policy_has_its_own_adapters():
+    _, args, tokenizer, lm = embedded("ppo", lora_rank=4)
+    backbone, _ = ppo.load_critic(args, lm, tokenizer)
+    trained = {name: weight for name, weight in backbone.named_parameters() if weight.requires_grad}
+    assert trained and all("lora_" in name and weight.dtype == torch.float32 for name, weight in trained.items())
+    assert not {id(weight) for weight in trained.values()} & {id(weight) for weight in lm.parameters()}
 
 
-def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
+def test_critic_needs_a_backbone_without_head():
+    with pytest.raises(Exit, match="--critic separate"):
+        ppo.load_critic(ppo.Args(), random_lm("llama4_text"), None)
 
-    _, args, tokenizer, policy = embedded("ppo")
+
+def test_critic_needs_the_token_ids(tmp_path):
+    _, args, tokenizer, lm = embedded("ppo")
     save_reward_model(tmp_path, tokenizer)
     path = tmp_path / "tokenizer.json"
     text = path.read_text(encoding="utf-8")
@@ -199,11 +203,11 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
     assert path.read_text(encoding="utf-8") != text
     assert AutoTokenizer.from_pretrained(tmp_path)("7").input_ids == [11]
     args.critic_path = str(tmp_path)
-    with pytest.raises(InputError, match=f"--critic_path {tmp_path}: its token ids are not the policy's"):
-        ppo.load_critic(args, policy)
+    with pytest.raises(Exit, match=f"--critic_path {tmp_path}: its token ids are not the policy's"):
+        ppo.load_critic(args, lm, tokenizer)
     args.critic_path = str(EMBEDDED["embedded"])
-    with pytest.raises(InputError, match="score.weight"):
-        ppo.load_critic(args, policy)
+    with pytest.raises(Exit, match="score.weight"):
+        ppo.load_critic(args, lm, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +224,8 @@ def test_a_critic_must_have_the_token_ids_of_the_policy(tmp_path):
         ("--reward rm:/no/such", "/no/such"),
     ],
 )
-def test_bad_input_of_its_own(arguments, message, tmp_path, monkeypatch):
+def test_bad_input_of_ppo(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(Exit) as error:
         ppo.main(arguments.split())
     assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""reward_model.py and harness/reward_models.py: scores at the end of the turn, which any code gets from the folder."""
+"""reward_model.py: scores at the end of the turn, which any code gets from the folder."""
 
 import math
 
@@ -9,13 +9,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import grpo
 import reward_model
-from common.batches import given_batch
-from harness.data import EMBEDDED, load_data
-from harness.errors import InputError
-from harness.loading import load_tokenizer
-from harness.pairs import Pair, pair_batches, read_pairs
-from harness.reward_functions import load_rewards
-from harness.reward_models import RewardModelReward, add_pad_token, load_reward_model
+from common.load import EMBEDDED, load_data, load_tokenizer
+from common.pairs import Pair, given_batch, pair_batches, read_pairs
+from common.rewards import load_rewards
+from common.run import Exit
+from reward_model import add_pad_token, load_reward, load_reward_model
 from rows import gemma_tokenizer, pairs_from
 from small_models import reward_model_of, save_reward_model, small_model
 from testbed import ROOT, embedded, metric_rows
@@ -25,7 +23,7 @@ from testbed import ROOT, embedded, metric_rows
 
 def prepared(**options):
     args = reward_model.Args(**options)
-    tokenizer = load_tokenizer(args)
+    tokenizer = load_tokenizer(args.model_name_or_path)
     return args, tokenizer, load_reward_model(args.model_name_or_path, args, new_head=True)
 
 
@@ -131,7 +129,7 @@ def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
         expected = float(stock(torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])).logits)
         (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "4", "5"))
         trained = float(reward_model_of(folder)(given_batch([pair.prompt], [pair.chosen], "cpu")))
-        loaded = RewardModelReward(str(folder), grpo.Args())
+        loaded = load_reward(str(folder), grpo.Args())
     (score,) = loaded(prompts=["2+2?"], completions=["4"], truncated=[False])
     assert trained == pytest.approx(expected, abs=1e-6)
     assert score == pytest.approx(expected, abs=1e-6)
@@ -150,16 +148,39 @@ def test_a_tokenizer_that_pads_with_the_end_of_the_turn_gets_a_pad_token(tmp_pat
 def test_a_reward_model_reads_the_columns_that_its_chat_template_does(tmp_path):
     tokenizer = gemma_tokenizer()
     tokenizer.chat_template = "{{ 'tool' if tools else '' }}" + tokenizer.chat_template
-    asked = RewardModelReward(str(gemma_reward_model(tmp_path / "rm", tokenizer)), grpo.Args())
+    asked = load_reward(str(gemma_reward_model(tmp_path / "rm", tokenizer)), grpo.Args())
     tools = [[{"type": "function", "function": {"name": "add"}}], None]
     with_tool, without = asked(prompts=["2+2?"] * 2, completions=["4"] * 2, truncated=[0, 0], tools=tools)
     (plain,) = asked(prompts=["2+2?"], completions=["4"], truncated=[False])
     assert without == pytest.approx(plain, abs=1e-6) and abs(with_tool - plain) > 1e-4
 
 
+# An answer's thought goes into its block; without thinking the prompt ends with an empty block.
+THINKING = (
+    "{% for m in messages %}<start_of_turn>{% if m.role != 'assistant' %}{{ m.content }}{% else %}"
+    "{% set parts = m.content.split('</t>') %}<t>{{ parts[0].split('<t>')[-1] if parts[1:] else '' }}</t>{{ parts[-1] }}"
+    "{% endif %}<end_of_turn>{% endfor %}{% if add_generation_prompt %}<start_of_turn>"
+    "{% if enable_thinking is false %}<t></t>{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("text", ["4", "<t>so 4", "4</t>4", "", "<end_of_turn>"])
+def test_what_a_policy_sampled_is_scored_as_it_is(text, tmp_path):
+    tokenizer = gemma_tokenizer(THINKING)
+    folder = gemma_reward_model(tmp_path / "rm", tokenizer)
+    (score,) = load_reward(str(folder), grpo.Args(chat_template_kwargs='{"enable_thinking": false}'))(
+        prompts=["2?"], completions=[text], truncated=[False]
+    )
+    whole = f"<start_of_turn>2?<end_of_turn><start_of_turn><t></t>{text.removesuffix('<end_of_turn>')}<end_of_turn>"
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        ids = torch.tensor([tokenizer(whole, add_special_tokens=False).input_ids])
+        assert score == pytest.approx(float(model(ids).logits), abs=1e-6)
+
+
 def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
     folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", num_labels=1, pad_token_id=0)
-    asked = RewardModelReward(str(folder), grpo.Args())
+    asked = load_reward(str(folder), grpo.Args())
     scores = asked(prompts=["1+2?"] * 2, completions=["3", "3"], truncated=[False, True])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder)
@@ -187,6 +208,25 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     two = AutoModelForSequenceClassification.from_pretrained(tmp_path / "two", **options)
     two.save_pretrained(tmp_path / "two")
     for path, message in ((EMBEDDED["embedded"], "score.weight"), (tmp_path / "no", "no"), (tmp_path / "two", "score")):
-        with pytest.raises(InputError, match=message) as error:
-            RewardModelReward(str(path), grpo.Args())
+        with pytest.raises(Exit, match=message) as error:
+            load_reward(str(path), grpo.Args())
         assert "\n" not in str(error.value)
+
+
+THINKS = (  # an answer's thought goes into its block; without thinking the prompt ends with an empty block
+    r"{% for m in messages %}{{ '<|' + m.role + '|>' }}{% if m.role != 'assistant' %}{{ m.content }}{% else %}"
+    r"{% set parts = m.content.split('</think>') %}{{ '<think>' + (parts[0].split('<think>')[-1] if parts[1:] else '') }}"
+    r"{{ '</think>' + parts[-1] }}{% endif %}{{ '<eos>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}"
+    r"{% if enable_thinking is false %}{{ '<think></think>' }}{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("text", ["4", "<think>so 4", "4</think>4", ""])
+def test_any_sample_has_a_score(text, tmp_path):
+    """Rendered by the template, a sampled </think> was another prompt, and ended the run."""
+    tokenizer = gemma_tokenizer()
+    tokenizer.chat_template = THINKS
+    args = grpo.Args(chat_template_kwargs='{"enable_thinking": false}')
+    asked = load_reward(str(gemma_reward_model(tmp_path / "rm", tokenizer)), args)
+    (score,) = asked(prompts=["2+2?"], completions=[text], truncated=[False])
+    assert math.isfinite(score)

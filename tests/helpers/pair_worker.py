@@ -5,23 +5,20 @@ pair_worker.py <script> <folder>          writes steps-N-R.pt: weights, metrics,
 
 import pathlib
 import sys
-from types import SimpleNamespace
 
 import torch
 from accelerate import Accelerator
 
-from harness.data import load_data
-from common.run import clean_exit
-from harness.loading import load_policy, load_tokenizer
-from harness.metrics import Metrics
-from harness.pairs import read_pairs
-from harness.reward_models import load_reward_model
+from common import run
+from common.load import PromptSampler, load_data, load_policy, load_tokenizer
+from common.masked import Means
+from common.pairs import read_pairs
 from testbed import script
 
 
 def step(module, accelerator, model, optimizer, pairs, state, args):
     mine = state.draw(args.pairs_per_step)
-    metrics = Metrics()
+    metrics = Means()
     module.update(accelerator, model, optimizer, mine, args, metrics)
     return metrics.reduce(accelerator)
 
@@ -31,11 +28,11 @@ def main(name, folder):
     rank, processes = accelerator.process_index, accelerator.num_processes
     module, result = script(name), {}
     args = module.Args(pairs_per_step=8, micro_batch_size=6)  # three, three and two pairs; or three and one
-    tokenizer = load_tokenizer(args)
+    tokenizer = load_tokenizer(args.model_name_or_path)
     if hasattr(module, "rollout"):
-        inner = load_policy(args, tokenizer, accelerator)
+        inner = load_policy(args, accelerator)[1]
     else:
-        inner = load_reward_model(args.model_name_or_path, args, new_head=True).train()
+        inner = module.load_reward_model(args.model_name_or_path, args, new_head=True).train()
         # At a head of zeros the backbone has no gradient.
         torch.nn.init.normal_(inner.lm.score.weight, generator=torch.Generator().manual_seed(0))
     result["start"] = {key: value.clone() for key, value in inner.state_dict().items()}
@@ -49,7 +46,7 @@ def main(name, folder):
         result["reference"] = torch.tensor([pair[3:] for pair in pairs])
         # Away from the reference: at a margin of 0 rounding decides what counts as right.
         pairs = [pair._replace(ref_chosen=pair.ref_chosen + (3, -3)[i % 3 > 0]) for i, pair in enumerate(pairs)]
-    state = module.PromptSampler(pairs, 0, rank, processes)
+    state = PromptSampler(pairs, 0, accelerator)
     accelerator.register_for_checkpointing(state)
 
     parts = module, accelerator, model, optimizer, pairs, state, args
@@ -63,9 +60,7 @@ def main(name, folder):
     result["resumed"] = again == result["metrics"][-1] and all(
         torch.equal(value, result["weights"][key]) for key, value in inner.state_dict().items()
     )
-    log = SimpleNamespace(show_raw=lambda *ids: None)
-    run = SimpleNamespace(accelerator=accelerator, args=args, log=log)
-    result["eval"] = module.evaluate_pairs(run, model, pairs[:11], module.pair_losses)
+    result["eval"] = module.evaluate_pairs(accelerator, model, pairs[:11], args)
     torch.save(result, pathlib.Path(folder) / f"steps-{processes}-{rank}.pt")
     del model, optimizer, inner, parts
     accelerator.wait_for_everyone()
@@ -74,5 +69,5 @@ def main(name, folder):
 
 
 if __name__ == "__main__":
-    with clean_exit():
+    with run.clean_exit():
         main(*sys.argv[1:])
