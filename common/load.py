@@ -165,7 +165,8 @@ def load_reference(lm, args, accelerator):
         return reference
     reference = copy.deepcopy(lm).requires_grad_(False).eval().to(accelerator.device)
     if accelerator.is_fsdp2 and accelerator.mixed_precision == "bf16":
-        reference.to(torch.bfloat16)  # the dtype that FSDP2 gathers the policy in
+        for weight in reference.parameters():  # the dtype that FSDP2 gathers the policy in
+            weight.data = weight.data.to(torch.bfloat16)
     return reference
 
 

@@ -1,16 +1,13 @@
-"""harness/evaluation.py: what is counted and shown; and that a script's own functions sample and score."""
+"""`evaluate` of the scripts: what is counted and shown, and that a script's own functions sample and score."""
 
 import math
-import types
 
 import pytest
 import torch
 
-from common.batches import Samples
-from harness.data import Prompt
-from harness.evaluation import evaluate
-from harness.loading import load_tokenizer
-from harness.log import Log
+import grpo
+from common.load import Prompt
+from common.rewards import Samples
 from small_run import completion
 from testbed import ALL, metric_rows, script
 
@@ -20,22 +17,17 @@ class SecondOfTwo:
 
     process_index, num_processes, device, is_main_process = 1, 2, torch.device("cpu"), True
 
-    def reduce(self, tensor, how):
+    def reduce(self, tensor):
         return tensor
 
 
 def evaluated(count, lengths, correct, rewards, **options):
     """Return the metrics of the second process's share of `count` prompts with these completions.
 
-    Also what `sample_and_score` was called with, and what was written to samples.jsonl and printed.
+    Also what `sample_and_score` was called with, and the rows for samples.jsonl.
     """
-    args = script("grpo").Args(**{"generate_batch_size": 0, **options})
-    calls, written, printed = [], [], []
-    log = Log(None, args, SecondOfTwo(), load_tokenizer(args), [])
-    log.print = lambda text: printed.append((text, len(calls)))
-    log.write = lambda name, rows: written.extend(rows)
-    log.reduce_logged = lambda prefix: {}
-    run = types.SimpleNamespace(args=args, accelerator=SecondOfTwo(), rank=1, log=log)
+    args = grpo.Args(**{"generate_batch_size": 0, **options})
+    calls = []
     rest = list(zip("abcdefghijklmnop", lengths, correct.tolist(), rewards.tolist(), strict=False))
 
     def sample_and_score(prompts, n, temperature, top_p, seed):
@@ -48,10 +40,11 @@ def evaluated(count, lengths, correct, rewards, **options):
         return Samples({"completion_mask": mask}, prompts, list(map(completion, texts)), rewards, terms)
 
     prompts = [Prompt([i], f"{i}", None) for i in range(count)]
-    return evaluate(run, prompts, sample_and_score), calls, written, printed
+    scores, rows = grpo.evaluate(SecondOfTwo(), prompts, sample_and_score, args)
+    return scores, calls, rows
 
 
-def test_an_evaluation_by_hand():
+def test_evaluation_by_hand():
     # Seven prompts on two processes: the second one has 1, 3, 5 and a filler. Of 3 no answer is known, and its first
     # completion has no reward.
     correct = torch.tensor([[1, 0, 0, 1], [math.nan] * 4, [0, 0, 0, 1], [1, 1, 1, 1]], dtype=torch.float64)
@@ -68,39 +61,33 @@ def test_an_evaluation_by_hand():
     })  # fmt: skip
 
 
-def test_a_greedy_evaluation_takes_one_completion_and_has_no_pass_at_k():
+def test_greedy_evaluation():
     correct = torch.tensor([1.0, 0, 0, 0])
     result, calls, *_ = evaluated(8, [3] * 4, correct, torch.ones(4), eval_temperature=0.0)
     assert calls[0][1] == 1 and result == {"eval/pass@1": 0.25, "eval/reward": 1.0, "eval/length": 3.0}
 
 
-def test_an_evaluation_shows_four_of_its_prompts():
+def test_samples_of_four_prompts():
     zeros = torch.zeros(12)
     for size in (0, 3):  # in one chunk, and in chunks of one prompt
-        _, _, rows, _ = evaluated(12, [3] * 12, zeros, zeros, eval_samples=2, eval_k=1, generate_batch_size=size)
+        _, _, rows = evaluated(12, [3] * 12, zeros, zeros, eval_samples=2, eval_k=1, generate_batch_size=size)
         assert [row["prompt"] for row in rows[::2]] == ["1", "3", "5", "7"]
         assert [row["completion"] for row in rows] == [*"abcdefgh"]
 
 
-def test_chunks_give_the_same_scores_and_show_the_first_completion_early():
-    """With a model of one's own nothing was printed before the end of the first evaluation, which takes minutes."""
+def test_chunks_give_the_same_scores():
     correct = torch.tensor([1.0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1])
     options = dict(eval_samples=2, eval_k=2)
-    whole, one_call, *_ = evaluated(11, range(1, 13), correct, 2 * correct, **options)
-    result, calls, _, printed = evaluated(11, range(1, 13), correct, 2 * correct, **options, generate_batch_size=5)
+    whole, one_call, _ = evaluated(11, range(1, 13), correct, 2 * correct, **options)
+    result, calls, _ = evaluated(11, range(1, 13), correct, 2 * correct, **options, generate_batch_size=5)
     assert [call[0] for call in one_call] == [[1, 3, 5, 7, 9, 0]]
     assert [call[0] for call in calls] == [[1, 3], [5, 7], [9, 0]]
     assert len({call[-1] for call in calls}) == 3 and calls[0][-1] == one_call[0][-1]
     assert result == pytest.approx(whole)
-    assert [(text.partition(":")[0], count) for text, count in printed] == [
-        ("first prompt", 0),
-        ("evaluating 11 prompts x 2 completions", 0),
-        ("first completion", 1),
-    ]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if hasattr(script(name), "rollout")])
-def test_a_script_evaluates_by_its_own_rollout_and_rewards(name, tmp_path, monkeypatch):
+def test_own_rollout_and_rewards(name, tmp_path, monkeypatch):
     """A fork replaces them in the script's module, and its evaluation has to follow."""
     module = script(name)
     score, sampled = module.compute_rewards, []

@@ -77,7 +77,7 @@ def update_waits(name, folder):
         update(*inputs)
         counted.append([[*key, number] for key, number in waits.items()])
 
-    module.update, module.save_model = counting, lambda *inputs: None  # data pointers are not to be had
+    module.update, module.save_model = counting, lambda *inputs, **named: None  # data pointers are not to be had
     try:
         module.main(f"{COMMON} {options_of(module, folder)} --output_dir {folder}/{name}".split())
     except Exception as error:

@@ -11,23 +11,22 @@ import sys
 import torch
 from accelerate.utils import gather_object
 
-from common.run import clean_exit
-from harness.launch import make_accelerator, summon_full_params
-from harness.loading import load_tokenizer, save_model
-from harness.metrics import Metrics
+from common.load import gathered_weights, load_policy, load_reference, save_model
+from common.masked import Means
+from common.run import clean_exit, make_accelerator
 from testbed import args_of, embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_size=5, num_epochs=2, num_minibatches=2, kl_coef=0.04)
 OPTIONS |= dict(max_new_tokens=32)
 
 
-def sampled(accelerator, model, policy, module, args):
+def sampled(accelerator, model, lm, tokenizer, module, args):
     """The completions that two processes sample, the longest of one longer than those of the other."""
     prompts, found = embedded_prompts()[:6], {}
-    with summon_full_params(accelerator, model):
+    with gathered_weights(model):
         for rank in range(accelerator.process_index, 2, accelerator.num_processes):
             seed = (0, rank)
-            found[rank] = module.rollout(policy, prompts[rank::2], 2, 1.0, 1.0, seed, args)["completions"].tolist()
+            found[rank] = module.rollout(lm, tokenizer, prompts[rank::2], 2, 1.0, 1.0, seed, args)["completions"].tolist()
     return dict(pair for pairs in gather_object([found]) for pair in pairs.items())
 
 
@@ -37,27 +36,28 @@ def main(name, folder, max_grad_norm="1", model="embedded", lora_rank="0"):
     args = args_of(module, **OPTIONS, **sizes, model_name_or_path=model)
     accelerator = make_accelerator(args)
     rank, processes = accelerator.process_index, accelerator.num_processes
-    tokenizer = load_tokenizer(args)
-    policy = module.load_policy(args, tokenizer, accelerator, args.temperature)
-    reference = module.load_reference(policy, args, accelerator)
-    trained, parameters = trainable(module, args, policy)
+    tokenizer, lm = load_policy(args, accelerator)
+    reference = load_reference(lm, args, accelerator)
+    trained, parameters = trainable(module, args, lm)
     model, optimizer = accelerator.prepare(trained, torch.optim.SGD(parameters, lr=0.01))
-    batch, rewards = hand_made_batch(policy, tokenizer, args)
+    batch, rewards = hand_made_batch(tokenizer, args)
     # Prompt i of the draw goes to rank i mod W; lengths grow with i, so the processes have unequal token counts.
     rows = [4 * group + i for group in range(rank, 8, processes) for i in range(4)]
     batch = fill(module, {column: values[rows] for column, values in batch.items()}, rewards[rows], args)
     for column, values in batch.items():
         if isinstance(values, torch.Tensor):
             batch[column] = values.to(accelerator.device)
-    metrics, start = Metrics(), {key: x.clone() for key, x in (accelerator.get_state_dict(model) or {}).items()}
-    before = sampled(accelerator, model, policy, module, args)
+    metrics, start = Means(), {key: x.clone() for key, x in (accelerator.get_state_dict(model) or {}).items()}
+    before = sampled(accelerator, model, lm, tokenizer, module, args)
     module.update(accelerator, model, reference, optimizer, batch, args, metrics)
-    after = sampled(accelerator, model, policy, module, args)
+    after = sampled(accelerator, model, lm, tokenizer, module, args)
     result = {"start": start, "weights": accelerator.get_state_dict(model), "metrics": metrics.reduce(accelerator)}
     if accelerator.is_main_process:
         torch.save(result | {"before": before, "after": after}, pathlib.Path(folder) / f"update-{processes}.pt")
-    save_model(accelerator, model, policy, tokenizer, pathlib.Path(folder) / f"model-{processes}")
-    del model, optimizer, policy, reference, trained, parameters
+    target = pathlib.Path(folder) / f"saved-{processes}"
+    target.mkdir(exist_ok=True)
+    save_model(accelerator, model, tokenizer, target, prefix="lm." if hasattr(module, "load_critic") else "")
+    del model, optimizer, lm, reference, trained, parameters
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     accelerator.end_training()
