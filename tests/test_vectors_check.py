@@ -125,7 +125,7 @@ def test_the_demo_is_that_of_the_readme():
     """Its answers differ in no case but those that can tell, and all of these follow one mistake."""
     code, lines = run("--demo")
     page = (VECTORS / "README.md").read_text(encoding="utf-8")
-    example = page.partition("\n\n```\n")[2].partition("\n```")[0].splitlines()
+    example = page.partition("<!-- the demo -->\n\n```\n")[2].partition("\n```")[0].splitlines()
     assert code == 0 and len(example) == 8
     assert set(example) - {"..."} <= set(lines)
     assert len(lines) < 15

@@ -25,8 +25,8 @@ def sampled(accelerator, model, lm, tokenizer, module, args):
     prompts, found = embedded_prompts()[:6], {}
     with gathered_weights(model):
         for rank in range(accelerator.process_index, 2, accelerator.num_processes):
-            seed = (0, rank)
-            found[rank] = module.rollout(lm, tokenizer, prompts[rank::2], 2, 1.0, 1.0, seed, args)["completions"].tolist()
+            seed = (3, rank)
+            found[rank] = module.rollout(lm, tokenizer, prompts[rank::2], 6, 1.0, 1.0, seed, args)["completions"].tolist()
     return dict(pair for pairs in gather_object([found]) for pair in pairs.items())
 
 

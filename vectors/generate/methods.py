@@ -33,6 +33,10 @@ MAXIMUM = Other(
     "the maximum of the two terms instead of the minimum",
     options={"objective": "maximum"},
 )
+MAXIMUM_BELOW_ZERO = Other(
+    "the maximum of the two terms where A < 0",
+    options={"objective": "maximum_below_zero"},
+)
 TURNED = Other("the loss has the wrong sign", options={"objective": "turned"})
 CLIP_KEEPS_SLOPE = Other(
     "the gradient flows through a clipped ratio",

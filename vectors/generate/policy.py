@@ -33,6 +33,7 @@ from .methods import (
     LOSS_UNMASKED,
     MASKED_COUNT,
     MAXIMUM,
+    MAXIMUM_BELOW_ZERO,
     NO_CAP,
     NO_MINIMUM,
     NOTHING_MASKED,
@@ -54,6 +55,8 @@ def policy_step(inputs, options):
     weights = {}
     for term in ("loss", "kl", "entropy"):
         weights[term] = term_weights(term, inputs, options)
+    if "in_loss" in inputs:  # an operation that leaves tokens out of the policy's term alone
+        weights["loss"] = each(lambda w, cell: w * cell, weights["loss"], inputs["in_loss"])
 
     def loss_at(table):
         loss = weighted_sum(weights["loss"], policy_terms(table, inputs, options))
@@ -313,11 +316,13 @@ CASES = [
         inputs={"advantages": eight_rows.OF_TOKENS},
         source="PPO 1707.06347 Eq. 7; the mean is over tokens",
         catches="A wrong sign, or a clip without the minimum.",
+        threads=["rasbt/reasoning-from-scratch/pull/240"],
         others=[
             TURNED,
             CLIP_KEEPS_SLOPE,
             NO_MINIMUM,
             MAXIMUM,
+            MAXIMUM_BELOW_ZERO,
             ROW_MEANS,
             Other(
                 "the row's mean advantage instead of the token's",
@@ -350,8 +355,19 @@ CASES = [
         GRPO,
         source=f"{GRPO_PAPER} with beta 0",
         catches="One mean over all tokens instead of the mean of the rows' means.",
-        others=[TOKEN_MEAN, NO_MINIMUM, MAXIMUM, TURNED, CLIP_KEEPS_SLOPE],
-        threads=["huggingface/trl/issues/2995"],
+        others=[
+            TOKEN_MEAN,
+            NO_MINIMUM,
+            MAXIMUM,
+            MAXIMUM_BELOW_ZERO,
+            TURNED,
+            CLIP_KEEPS_SLOPE,
+            Other(
+                "every ratio is 1: the current log-probs stand for the old ones",
+                inputs={"old_logprobs": eight_rows.BATCH["logprobs"]},
+            ),
+        ],
+        threads=["huggingface/trl/issues/2995", "inclusionAI/AReno/issues/68"],
     ),
     step_case(
         "policy/grpo-kl",
@@ -495,6 +511,21 @@ CASES = [
             CLIP_KEEPS_SLOPE,
         ],
         threads=["allenai/open-instruct/issues/636", "huggingface/trl/pull/3138"],
+    ),
+    step_case(
+        "policy/dr-grpo-entropy",
+        DR_GRPO | {"entropy_coef": 0.01},
+        inputs={"entropies": eight_rows.ENTROPIES},
+        source=f"{DR_GRPO_PAPER}, with an entropy bonus that is divided by the same constant",
+        catches="An entropy bonus that is a mean over tokens, while the loss is not.",
+        rests_on=CONVENTION,
+        others=[
+            ENTROPY_OF_TOKENS,
+            Other("the entropy bonus is a mean of row means", options={"entropy_mean": "rows"}),
+            Other("the entropy has the wrong sign", options={"entropy_coef": -0.01}),
+            TOKEN_MEAN,
+        ],
+        threads=["verl-project/verl/issues/3741", "verl-project/verl/issues/3986"],
     ),
     step_case(
         "policy/sums",

@@ -29,6 +29,7 @@ from .methods import (
     TOKEN_MEAN,
 )
 from .policy import step_case
+from .selections import covariance_step, top_entropy_step
 
 
 def step_totals(inputs, options):
@@ -116,6 +117,7 @@ LOSS_THREADS = [  # on the mean over tokens
     "huggingface/trl/issues/3021",
     "huggingface/trl/pull/3231",
     "verl-project/verl/pull/906",
+    "verl-project/verl/issues/907",
     "verl-project/verl/issues/5625",
     "verl-project/verl/issues/7321",
     "PrimeIntellect-ai/prime-rl/pull/583",
@@ -131,6 +133,35 @@ SAYS = {
     "over_micro_batches": "the mean over the step, divided again by the number of micro-batches",
     "over_processes": "the mean over the step, divided again by the number of processes",
 }
+TOP_ENTROPY = DAPO | {"share": 0.21}  # no threshold is an entropy, in float32 as in float64
+TOP_ENTROPY_PAPER = "Beyond the 80/20 Rule 2506.01939"
+ENTROPY_SOURCE = (
+    f"{TOP_ENTROPY_PAPER}: tokens whose entropy is at least the (1 - share) quantile of the whole "
+    "optimizer step have a loss; all tokens are in the denominator"
+)
+KL_COV = {"objective": "unclipped", "ratio": "token", "mean": "tokens", "penalty_coef": 1.0}
+KL_COV_SOURCE = (
+    "KL-Cov 2505.22617, with the penalty |log r| of its code: covariances and their highest "
+    "max(1, floor(share tokens)) are those of the whole optimizer step"
+)
+THRESHOLD = "the threshold is that"
+COVARIANCES = "the covariances are taken and selected"
+KL_COV_THREADS = ["verl-project/verl/issues/7829", "verl-project/verl/pull/7830"]
+SELECTED = (
+    "A selection within each micro-batch or process, so that the gradient depends on the cut."
+)
+
+
+def within(name, what):
+    """Return the other that selects within a part of the step."""
+    parts = {
+        "micro_batch": "each micro-batch",
+        "together": "each micro-batch, of all processes together",
+        "process": "each process",
+    }
+    return Other(f"{what} within {parts[name]}", options={"within": name})
+
+
 MICRO_BATCH_COUNTS = Other("the counts of the micro-batch", options={"totals": "micro_batch"})
 PROCESS_COUNTS = Other("the counts of the process", options={"totals": "process"})
 MASKED_TOKENS_COUNT = Other("masked tokens count", inputs={"mask": eight_rows.ALL})
@@ -168,6 +199,20 @@ def truncated_case(name, cut, options, source, totals=ADDED_UP, inputs=None, **f
     """Return a case in which two truncated rows are masked."""
     inputs = {"mask": KEPT} | (inputs or {})
     return split_case(name, cut, options, source, totals, inputs, rests_on=CONVENTION, **fields)
+
+
+def selection_case(name, cut, options, operation, others, inputs=None, **fields):
+    """Return a case whose tokens are selected over the optimizer step."""
+    fields = {"catches": SELECTED} | fields
+    return step_case(
+        f"splits/{name}",
+        options,
+        operation=operation,
+        inputs={"pieces": CUTS[cut]} | (inputs or {}),
+        others=others,
+        rests_on=CONVENTION,
+        **fields,
+    )
 
 
 CASES = [
@@ -369,6 +414,70 @@ CASES = [
                 options={"totals": "process"},
             ),
             *OF_UNSCORED_ROWS,
+        ],
+    ),
+    selection_case(
+        "top-entropy",
+        "2x2",
+        TOP_ENTROPY,
+        top_entropy_step,
+        [within(name, THRESHOLD) for name in ("micro_batch", "together", "process")]
+        + [
+            Other("tokens without a loss are not counted", options={"counted": "chosen"}),
+            Other("there is no selection", options={"share": 1.0}),
+        ],
+        inputs={"entropies": eight_rows.ENTROPIES},
+        source=ENTROPY_SOURCE,
+        threads=["radixark/miles/pull/3205"],
+    ),
+    selection_case(
+        "top-entropy-2",
+        "2",
+        TOP_ENTROPY,
+        top_entropy_step,
+        [within("micro_batch", THRESHOLD)],
+        inputs={"entropies": eight_rows.ENTROPIES},
+        source=ENTROPY_SOURCE,
+        threads=["radixark/miles/pull/3205"],
+    ),
+    selection_case(
+        "kl-cov",
+        "2x2",
+        KL_COV | {"share": 0.25},
+        covariance_step,
+        [within(name, COVARIANCES) for name in ("micro_batch", "process")]
+        + [Other("there is no penalty", options={"penalty_coef": 0.0})],
+        source=KL_COV_SOURCE,
+        threads=KL_COV_THREADS,
+    ),
+    selection_case(
+        "kl-cov-one",
+        "4",
+        KL_COV | {"share": 0.05},
+        covariance_step,
+        [within("micro_batch", COVARIANCES)],
+        source=KL_COV_SOURCE + ", here one token",
+        threads=KL_COV_THREADS,
+        catches="At least one token of each micro-batch: four instead of one.",
+    ),
+    split_case(
+        "dr-grpo-entropy-2x2",
+        "2x2",
+        DR_GRPO | {"entropy_coef": 0.01},
+        DR_GRPO_PAPER + ", with an entropy bonus that is divided by the same constant",
+        ("micro_batch_summed", "micro_batch_all"),
+        inputs={"entropies": eight_rows.ENTROPIES},
+        rests_on=CONVENTION,
+        catches="An entropy bonus with another denominator than the loss.",
+        threads=["verl-project/verl/issues/3741", "verl-project/verl/issues/3986"],
+        others=[
+            Other(
+                "the entropy bonus is one mean over all tokens", options={"entropy_mean": "tokens"}
+            ),
+            Other(
+                "the entropy bonus is the mean over the tokens of each micro-batch, then averaged",
+                options={"entropy_mean": "tokens", "entropy_totals": "micro_batch"},
+            ),
         ],
     ),
     critic.value_case(

@@ -45,6 +45,11 @@ def penalized_slope(log_ratio, advantage, old_logprob, options):
     return -math.exp(log_ratio) * advantage - options["penalty_coef"]
 
 
+def unclipped_loss(log_ratio, advantage, old_logprob, options):
+    """Return -r A, which is its own derivative by log r."""
+    return -math.exp(log_ratio) * advantage
+
+
 def loss_without_minimum(log_ratio, advantage, old_logprob, options):
     """A mistake: the clipped ratio alone."""
     low, high, _ = clip_bounds_of(old_logprob, options)
@@ -73,6 +78,17 @@ def slope_with_maximum(log_ratio, advantage, old_logprob, options):
     return -ratio * advantage
 
 
+def loss_with_maximum_below_zero(log_ratio, advantage, old_logprob, options):
+    """A mistake: the maximum of the two terms where A < 0."""
+    function = loss_with_maximum if advantage < 0 else clipped_loss
+    return function(log_ratio, advantage, old_logprob, options)
+
+
+def slope_with_maximum_below_zero(log_ratio, advantage, old_logprob, options):
+    function = slope_with_maximum if advantage < 0 else clipped_slope
+    return function(log_ratio, advantage, old_logprob, options)
+
+
 def loss_capped_for_both_signs(log_ratio, advantage, old_logprob, options):
     """A mistake: for A > 0 the maximum with cap * A is always cap * A, a constant."""
     if advantage > 0:
@@ -93,11 +109,6 @@ def turned_slope(log_ratio, advantage, old_logprob, options):
     return -clipped_slope(log_ratio, advantage, old_logprob, options)
 
 
-def slope_without_clip(log_ratio, advantage, old_logprob, options):
-    """A mistake: a gradient through a clipped ratio."""
-    return -math.exp(log_ratio) * advantage
-
-
 def slope_without_cap(log_ratio, advantage, old_logprob, options):
     """A mistake: a gradient through a ratio beyond the cap of dual clip."""
     without_cap = options | {"dual_clip": math.inf}
@@ -107,10 +118,12 @@ def slope_without_cap(log_ratio, advantage, old_logprob, options):
 SURROGATES = {  # by `objective`; a variant adds its two functions here
     "clip": (clipped_loss, clipped_slope),
     "penalty": (penalized_loss, penalized_slope),
+    "unclipped": (unclipped_loss, unclipped_loss),
     "clip_without_minimum": (loss_without_minimum, slope_without_minimum),
     "maximum": (loss_with_maximum, slope_with_maximum),
+    "maximum_below_zero": (loss_with_maximum_below_zero, slope_with_maximum_below_zero),
     "cap_on_both_signs": (loss_capped_for_both_signs, slope_capped_for_both_signs),
     "turned": (turned_loss, turned_slope),
-    "clip_keeps_slope": (clipped_loss, slope_without_clip),
+    "clip_keeps_slope": (clipped_loss, unclipped_loss),  # a mistake: the slope of a clipped ratio
     "cap_keeps_slope": (clipped_loss, slope_without_cap),
 }

@@ -7,8 +7,9 @@ from .advantages import ANY_EPSILON, centre, deviation, given, nearly_equal
 from .arithmetic import check_gradient, clip, each, flat, mean, sigmoid, variance, weighted_sum
 from .cases import CONVENTION, Case, Other, Subject
 from .critic import gae
-from .methods import CLIP, GRPO, ROW_MEANS, TOKEN_MEAN
+from .methods import CLIP, GRPO, GSPO, ROW_MEANS, TOKEN_MEAN
 from .policy import step_case
+from .selections import off_policy_mask_step, sampler_square_step
 from .surrogates import SURROGATES
 
 # --- gates: the loss of a token, and its derivative by the log of the ratio ---
@@ -181,6 +182,20 @@ def standardized(rewards, options):
     return [None if difference is None else difference / divisor for difference in centred]
 
 
+def length_penalized_advantages(inputs, options):
+    """Return centred rewards after a length penalty in proportion to the group's mean reward."""
+    longest = max(flat(inputs["lengths"]))  # of the batch, used by mistake alone
+    advantages = []
+    for rewards, lengths in zip(inputs["rewards"], inputs["lengths"], strict=True):
+        rate = 1.0 if options.get("scaled") is False else mean(rewards)
+        most = longest if options.get("longest_of") == "batch" else max(lengths)
+        penalties = [options["length_coef"] * rate * length / most for length in lengths]
+        shaped = [reward - penalty for reward, penalty in zip(rewards, penalties, strict=True)]
+        center = mean(rewards) if options.get("baseline") == "unshaped" else mean(shaped)
+        advantages.append([reward - center for reward in shaped])
+    return {"advantages": advantages}, {}
+
+
 def gae_with_two_lambdas(inputs, options):
     """VC-PPO and VAPO: returns use the critic's lambda, advantages the policy's."""
     result = {"advantages": [], "returns": []}
@@ -233,6 +248,15 @@ GDPO = {"weights": [1.0, 0.5], "std_ddof": 1, "std_eps": 1e-6}
 RIGHT = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0], [0.0] * 4, [1.0] * 4]
 SHORT = [[0.9, 0.8, 0.1, 0.2], [0.3, 0.3, 0.3, 0.3], [0.1, 0.2, 0.3, 0.4], [0.6, 0.5, 0.7, 0.6]]
 NO_FACTOR = Other("the factor 4 / tau is missing", options={"factor": "none"})
+LUSPO = GSPO | {"mean": "sums"}
+OPSM = GRPO | {"max_divergence": 0.1}
+DROPPED_ROWS = {"advantages": [0.9, -1.1, -0.7, -0.9, -0.4, 1.3, -0.8, 0.6]}
+OPSM_THREADS = [
+    "huggingface/trl/pull/4857",
+    "THUDM/slime/pull/1917",
+    "radixark/miles/pull/1127",
+]
+V32 = "DeepSeek-V3.2 2512.02556, section 3.1 (Off-Policy Sequence Masking)"
 HARD_CLIP = Other("the ratio is clipped, as in GRPO", options=CLIP)
 
 CASES = [
@@ -316,6 +340,85 @@ CASES = [
         ],
     ),
     step_case(
+        "variants/dppo-square",
+        DPPO | {"mean": "tokens", "penalty_coef": 0.05},
+        operation=sampler_square_step,
+        inputs=eight_rows.RARE,
+        rests_on=CONVENTION,
+        source="DPPO 2602.04879, plus penalty_coef log(pi / pi_sampler)², as in Kimi K2.5 "
+        "2602.02276 and in prime-rl's default loss; old_logprobs are the sampler's",
+        catches="A square that stops where the mask does, or half of it.",
+        threads=["PrimeIntellect-ai/prime-rl/pull/1776"],
+        others=[
+            Other("half of the square (k2)", options={"penalty_coef": 0.025}),
+            Other("masked tokens have no square", options={"square_of": "unmasked"}),
+            Other("there is no square", options={"penalty_coef": 0.0}),
+            ROW_MEANS,
+        ],
+    ),
+    step_case(
+        "variants/luspo",
+        LUSPO,
+        inputs={"logprobs": eight_rows.GSPO_LOGPROBS},
+        source="LUSPO 2602.05261: GSPO's loss of a row times its length, the mean over rows",
+        catches="GSPO, whose gradient has a factor 1 / length.",
+        others=[
+            Other("GSPO: a row's loss is not multiplied by its length", options={"mean": "rows"}),
+            Other("the sum over rows is divided by all tokens", options={"mean": "tokens"}),
+            Other("each token's own ratio", options={"ratio": "token"}),
+        ],
+        threads=["huggingface/trl/pull/4988"],
+    ),
+    step_case(
+        "variants/luspo-first-step",
+        LUSPO,
+        inputs={"logprobs": eight_rows.OLD},
+        source="LUSPO 2602.05261 at pi = pi_old: every token has the gradient -A / rows",
+        catches="A factor 1 / length, which GSPO shares with GRPO here.",
+        others=[
+            Other("GSPO: a row's loss is not multiplied by its length", options={"mean": "rows"}),
+            Other("the sum over rows is divided by all tokens", options={"mean": "tokens"}),
+        ],
+    ),
+    step_case(
+        "variants/off-policy-mask",
+        OPSM,
+        operation=off_policy_mask_step,
+        inputs=DROPPED_ROWS,
+        source=f"{V32}: a row with A < 0 whose mean log(pi_old / pi) is above max_divergence has "
+        "no policy term; it stays in the mean",
+        catches="A mask of tokens by their own log-ratio, of the other direction, or for any A.",
+        threads=OPSM_THREADS,
+        others=[
+            Other("tokens by their own log-ratio", options={"divergence": "token"}),
+            Other("the sum of the log-ratios, not their mean", options={"divergence": "sum"}),
+            Other("log(pi / pi_old) instead of log(pi_old / pi)", options={"direction": "turned"}),
+            Other("rows with A > 0 are masked too", options={"sign_of": "none"}),
+            Other(
+                "masked rows are not counted",
+                options={"counted": "kept", "empty_rows_count": False},
+            ),
+            Other("there is no mask", options={"max_divergence": 1e9}),
+            TOKEN_MEAN,
+        ],
+    ),
+    step_case(
+        "variants/off-policy-mask-token-advantages",
+        OPSM,
+        operation=off_policy_mask_step,
+        inputs={"advantages": eight_rows.OF_TOKENS},
+        rests_on=CONVENTION,
+        source=f"{V32}, whose A is one number per row; with token advantages the row's mean "
+        "decides, so that rows are masked whole",
+        catches="A mask that takes only the tokens with A < 0 out of a row.",
+        threads=OPSM_THREADS[1:],
+        others=[
+            Other("the sign of each token's own advantage decides", options={"sign_of": "token"}),
+            Other("tokens by their own log-ratio", options={"divergence": "token"}),
+            Other("there is no mask", options={"max_divergence": 1e9}),
+        ],
+    ),
+    step_case(
         "variants/masked-sampling",
         GRPO | {"sampler_cap": 2.0, "beyond_cap": "mask"},
         inputs={"sampler_logprobs": eight_rows.SAMPLER},
@@ -380,6 +483,27 @@ CASES = [
         threads=["modelscope/ms-swift/issues/8123"],
         tolerance=ANY_EPSILON,
         others=[Other("a missing term counts as 0", options={"missing": "zero"})],
+    ),
+    Case(
+        id="variants/length-by-pass-rate",
+        operation=length_penalized_advantages,
+        inputs={
+            "rewards": RIGHT,
+            "lengths": [[40, 25, 10, 50], [20, 80, 30, 60], [90, 70, 50, 30], [10, 20, 30, 40]],
+        },
+        options={"length_coef": 0.25},
+        rests_on=CONVENTION,
+        source="prime-rl's linear length penalty: R - length_coef mean(R) length / longest, mean "
+        "and longest of the group; the advantage is that minus its mean",
+        catches="A penalty that is as large where no answer is right.",
+        others=[
+            Other("the penalty has no pass rate", options={"scaled": False}),
+            Other("the longest of the batch", options={"longest_of": "batch"}),
+            Other(
+                "the baseline is the mean of the rewards before the penalty",
+                options={"baseline": "unshaped"},
+            ),
+        ],
     ),
     Case(
         id="variants/vc-ppo",

@@ -4,6 +4,7 @@ A method that reads options and counters of its trainer gets an object with just
 from TRL's own configuration. What a case does not need has its default.
 """
 
+import functools
 import importlib.metadata
 import math
 import os
@@ -29,7 +30,8 @@ from tensors import (
     score_pairs,
 )
 
-LOSS_TYPES = {"tokens": "dapo", "rows": "grpo", "constant": "dr_grpo"}
+LOSS_TYPES = {"tokens": "dapo", "rows": "grpo", "constant": "dr_grpo", "sums": "luspo"}
+MOST_TOKENS = 100  # of a micro-batch here
 OBJECTIVES = {"soft_gate": "sapo", "weighted_logprob": "cispo"}  # `loss_type`, whatever the mean
 ESTIMATORS = {  # `scale_rewards` of GRPO, or RLOO
     ("group_mean", "group"): "group",
@@ -186,6 +188,14 @@ class Adapter(Library):
         self.refuse_step(inputs, options)
         return self.step_by(self.GRPO, inputs, needed_for(options))
 
+    def top_entropy_step(self, inputs, options):
+        needed = needed_for(options) | {"top_entropy_quantile": options["share"]}
+        return self.step_by(self.GRPO, inputs, needed)
+
+    def off_policy_mask_step(self, inputs, options):
+        needed = needed_for(options) | {"off_policy_mask_threshold": options["max_divergence"]}
+        return self.step_by(self.GRPO, inputs, needed)
+
     def weighted_logprob_step(self, inputs, options):
         options = options | {"objective": "weighted_logprob", "ratio": "token"}
         needed = needed_for(options) | {"epsilon_high": 1 + options["clip_high"]}
@@ -206,6 +216,7 @@ class Adapter(Library):
             refuse_if(has_moved and one_update, "with one update of a rollout all ratios are 1")
             items = self.items(torch.cat([part.mask for part in parts]), processes)
             trainer = loss_trainer(config, processes.count)
+            self.add_masks(trainer, processes)
             for part in parts:
                 given = {"num_items_in_batch": items}
                 if trainer_class is self.GMPO:
@@ -216,6 +227,22 @@ class Adapter(Library):
                 yield self.accumulated(loss, trainer_class, len(parts))
 
         return policy_answer(inputs, losses_of)
+
+    def add_masks(self, trainer, processes):
+        """Give a trainer its methods that select rows or tokens, and the processes they gather."""
+
+        def to_one_length(tensor, dim, pad_index):  # of all processes, cut off again by the method
+            room = (0, MOST_TOKENS - len(tensor))
+            return torch.nn.functional.pad(tensor, room, value=pad_index)
+
+        accelerator = SimpleNamespace(
+            pad_across_processes=to_one_length, gather=lambda tensor: processes.gather(tensor)
+        )
+        gathering = SimpleNamespace(accelerator=accelerator)
+        trainer.get_high_entropy_mask = functools.partial(
+            self.GRPO.get_high_entropy_mask, gathering
+        )
+        trainer.get_off_policy_mask = self.GRPO.get_off_policy_mask
 
     def accumulated(self, loss, trainer_class, micro_batches):
         """Return what a micro-batch adds to the step's loss, by transformers' Trainer."""

@@ -29,6 +29,7 @@ MODES = {  # `loss_mode` by objective
     "divergence": "dppo_tv",
     "geometric_mean": "geo_mean",
     "weighted_logprob": "cispo",
+    "unclipped": "kl_cov",
 }
 MEANS = {
     "tokens": "token-mean",
@@ -266,6 +267,7 @@ class Adapter(PPOLibrary):
     def policy_step(self, inputs, options):
         self.refuse_step(inputs, options)
         config = self.config(needed_for(options))
+        config["actor"]["policy_loss"] = Configuration(**config["actor"]["policy_loss"])
         actor = Configuration(**config["actor"], global_batch_info={})
         correction = config["algorithm"]["rollout_correction"]
 
@@ -297,6 +299,9 @@ class Adapter(PPOLibrary):
 
     def geometric_mean_step(self, inputs, options):
         options = options | {"objective": "geometric_mean", "ratio": "token", "mean": "rows"}
+        return self.policy_step(inputs, options)
+
+    def covariance_step(self, inputs, options):
         return self.policy_step(inputs, options)
 
     def sampler_weights(self, part, correction):
@@ -387,6 +392,9 @@ def needed_for(options):
     if options["objective"] == "soft_gate":
         needed["actor.tau_pos"] = options["tau_positive"]
         needed["actor.tau_neg"] = options["tau_negative"]
+    if options["objective"] == "unclipped":
+        needed["actor.policy_loss.kl_cov_ratio"] = options["share"]
+        needed["actor.policy_loss.ppo_kl_coef"] = options["penalty_coef"]
     if "kl" in options:
         needed["actor.use_kl_loss"] = True
         needed["actor.kl_loss_type"] = options["kl"]["estimator"]

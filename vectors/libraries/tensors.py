@@ -159,7 +159,7 @@ def policy_answer(inputs, losses_of):
     table = policy_rows(inputs)
     answer = {"loss": step_loss(inputs, table, losses_of)}
     answer["gradient"] = rows_like(table.logprobs.grad, inputs["logprobs"])
-    if table.entropies is not None:
+    if table.entropies is not None and table.entropies.grad is not None:
         answer["entropy_gradient"] = rows_like(table.entropies.grad, inputs["logprobs"])
     return answer
 
