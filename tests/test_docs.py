@@ -106,8 +106,6 @@ def test_each_option_beside_a_script_is_one_of_its_options(page):
     for name, words in re.findall(rf"\b({'|'.join(ALL)})\.py((?: +[^\s`|#]+)*)", text):
         fields = script(name).Args.__dataclass_fields__
         for option in re.findall(r"(?<=\s)--(\w+)", words):
-            if option in NAMES_ELSEWHERE and page.name == "run.md":
-                continue
             if option not in fields and option.removeprefix("no_") not in fields and option not in ("config", "help"):
                 wrong.append(f"{name}.py --{option}")
     assert not wrong
@@ -120,8 +118,6 @@ def test_each_option_of_underscores_is_an_option(page):
     assert named - options() - FOREIGN == set()
 
 
-# docs/run.md shows how the command line answers other projects' names, and a misspelt one.
-NAMES_ELSEWHERE = {"num_generations", "steps_per_generation", "lerning_rate"}
 # Of Accelerate's launcher.
 FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu", "main_process_port", "machine_rank"}
 

@@ -16,7 +16,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [*ROOT.glob("README*.md"), ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [*ROOT.glob("README*.md"), *ROOT.glob("CONTRIBUTING.md"), *sorted(ROOT.glob("docs/*.md"))]
 PAGES += sorted(ROOT.glob("vectors/*.md")) + sorted(ROOT.glob("lab/results/*.md"))
 PAGES = [page for page in PAGES if "```bash" in page.read_text(encoding="utf-8")]
 SCRIPT = r"(?:python|accelerate launch)\b[^|]*?\b(\w+)\.py"
