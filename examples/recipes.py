@@ -261,13 +261,25 @@ def with_imports(text, new):
 
 
 def import_place(node, script):
-    """Return the line of an import: of the standard library the first, else `import torch`."""
-    module = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-    if module.split(".")[0] not in sys.stdlib_module_names:
-        for own in script.imports:
-            if ast.unparse(own) == "import torch":
-                return script.place(own)[0]
-    return script.place(script.imports[0])[0]
+    """Return the line of an import: of the standard library sorted, else above `import torch`."""
+    is_ours = module_of(node).split(".")[0] not in sys.stdlib_module_names
+    for own in script.imports:
+        if is_ours and ast.unparse(own) == "import torch":
+            return script.place(own)[0]
+        if not is_ours and import_key(own) > import_key(node):
+            return script.place(own)[0]
+    return script.place(script.imports[-1])[1]
+
+
+def import_key(node):
+    """Return the sort key of an import: plain ones of the standard library first."""
+    module = module_of(node)
+    is_ours = module.split(".")[0] not in sys.stdlib_module_names
+    return is_ours, isinstance(node, ast.ImportFrom), module
+
+
+def module_of(node):
+    return node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
 
 
 def names_of(node):

@@ -15,7 +15,7 @@ OPTIONS = {  # with which a bug acts
     "temperature": "--temperature 0.7",
     "old_logprobs": "--num_minibatches 4",
     "kl_sign": "--kl_coef 0.2",
-    "micro_batches": "--micro_batch_size 4 --prompts_per_step 8",
+    "micro_batches": "--micro_batch_size 4 --prompts_per_step 32",
 }
 BUGS = [name for name, path in recipes.files().items() if path.parent.name == "bugs"]
 

@@ -86,7 +86,7 @@ def test_exercise_8_reads_the_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dcpo"])
 def test_the_loss_of_the_first_update(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(script(name), "evaluate", lambda *arguments: {})
+    monkeypatch.setattr(script(name), "evaluate", lambda *arguments: ({}, []))
     script(name).main([*SMALL, "--output_dir", str(tmp_path)])
     row = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert abs(row["optim/loss"]) < 1e-6 if name != "dr_grpo" else row["optim/loss"] < -0.01

@@ -15,7 +15,7 @@ def test_the_step_by_hand_has_the_metrics_of_a_run(tmp_path, capsys, monkeypatch
     assert not re.search(r"-0\.0*(?![\d.])", printed)
     loss, norm = map(float, re.search(r"means of both updates: (\S+), (\S+)", printed).groups())
     options = "--prompts_per_step 2 --group_size 4 --max_new_tokens 27 --num_epochs 2 --max_steps 1 --seed 51"
-    monkeypatch.setattr(grpo, "evaluate", lambda *arguments: {})
+    monkeypatch.setattr(grpo, "evaluate", lambda *arguments: ({}, []))
     grpo.main([*options.split(), "--output_dir", str(tmp_path / "run")])
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert loss == pytest.approx(row["optim/loss"], abs=1e-4) and loss != 0

@@ -19,14 +19,11 @@ from accelerate import Accelerator
 import grpo
 import ppo
 import script_answers
-from common.batches import Completion, Samples, decode_completions, take_rows
-from common.masked import log_ratio
-from common.rewards import Reward
+from common.load import Prompt, load_prompts
+from common.masked import Means, log_ratio, trim_rows
+from common.rewards import Completion, Reward, Samples, decode_completions
+from common.run import Exit
 from exercises import load
-from harness.data import Prompt, load_prompts
-from harness.errors import InputError
-from harness.loading import load_tokenizer
-from harness.metrics import Metrics
 from small_models import copy_of_embedded
 from testbed import (
     ROOT,
@@ -95,7 +92,7 @@ def second(x):
 
 
 def main():
-    run = Run("old", args, first)
+    run = start(args, first)
     time.sleep(second(Circle))
 '''
 NEW = '''"""New."""
@@ -172,14 +169,14 @@ def fourth(x):
 
 
 def main():
-    run = Run("new", args, first)
+    run = start(args, first)
     for _ in range(2):
         time.sleep(fourth(Circle))
 '''
 
 
 def test_what_a_file_defines_is_put_into_a_script_by_name():
-    assert recipes.put(NEW, SCRIPT, "new") == MADE
+    assert recipes.put(NEW, SCRIPT) == MADE
 
 
 @pytest.mark.parametrize(
@@ -198,7 +195,7 @@ def test_what_a_file_defines_is_put_into_a_script_by_name():
 def test_a_name_that_the_script_does_not_have_is_an_error(patch, message):
     """It was renamed there, and the file would do nothing, or end a run with a NameError."""
     with pytest.raises(ValueError, match=message):
-        recipes.put(f'"""New."""\n\n{patch}', SCRIPT, "new")
+        recipes.put(f'"""New."""\n\n{patch}', SCRIPT)
 
 
 def test_a_recipe_is_not_put_into_a_script_that_lacks_what_it_calls():
@@ -207,9 +204,10 @@ def test_a_recipe_is_not_put_into_a_script_that_lacks_what_it_calls():
 
 
 def test_a_package_is_imported_beside_torch_and_a_module_of_python_first(modules):
-    text = recipes.made("curriculum")
-    assert "\n\nimport numpy as np\nimport torch\n" in text and "PromptSampler" not in text
-    assert '\n"""\n\nimport re\nfrom dataclasses import' in recipes.made("calculator")
+    assert "PromptSampler" not in recipes.made("curriculum")
+    assert "\nimport math\nimport re\nfrom dataclasses import dataclass, replace\n" in recipes.made("calculator")
+    made = recipes.put('"""New."""\n\nimport peft\n', source("grpo"))
+    assert "\nimport numpy as np\nimport peft\nimport torch\n" in made
 
 
 def test_each_recipe_stands_under_what_it_changes(capsys):
@@ -268,20 +266,28 @@ def test_a_written_recipe_passes_the_suite(name, tmp_path):
 # --- docs/fork.md: an environment's own reward ---
 
 EPISODES = """
-    scores = batch["completion_mask"].sum(dim=1).tolist()  # what an environment says of each episode
+    scores = kept.sum(dim=1).tolist()  # what an environment says of each episode
     scores[0] = float("nan")
 """
 
 
 @pytest.mark.beside("docs")
-def test_the_state_of_an_environment_becomes_a_reward_term(tmp_path):
+def test_an_environment_gives_a_reward(tmp_path):
     text = (ROOT / "docs" / "fork.md").read_text(encoding="utf-8")
     (in_rollout, _, *in_main) = re.search(r"```python\n(batch.*?)```", text, re.DOTALL)[1].splitlines()
-    returned = "return rollout_batch(policy, inputs, outputs, n)"
-    batch = returned.replace("return", "batch =")
-    lines = {returned: f"{batch}\n{textwrap.dedent(EPISODES)}{in_rollout}\nreturn batch"}
-    lines[in_main[0].partition("  #")[0]] = "\n".join(in_main)
-    module = recipes.load(recipes.put(f'"""New."""\n\nLINES = {lines!r}\n', source("grpo"), "mine"), "mine")
+    patch = f"""LINES = {{{in_main[0].partition("  #")[0]!r}: {chr(10).join(in_main)!r}}}
+
+sample = rollout
+
+
+def rollout(lm, tokenizer, prompts, n, temperature, top_p, seed, args):
+    batch = sample(lm, tokenizer, prompts, n, temperature, top_p, seed, args)
+    kept = batch["completion_mask"]
+{textwrap.indent(textwrap.dedent(EPISODES), "    ")}
+    {in_rollout}
+    return batch
+"""
+    module = recipes.load(recipes.put(f'"""New."""\n\n{patch}', source("grpo")), "mine")
     row = train(module, tmp_path, "--max_steps", "1")[1]
     samples = [line for line in rows_of(tmp_path / "samples.jsonl") if "evaluation" not in line]
     for number, line in enumerate(samples):
@@ -341,7 +347,6 @@ def policy_step(module, inputs, options, dtype):
     sizes["group_size"] = len(inputs["logprobs"]) // len(set(inputs["groups"]))
     if options["mean"] == "groups":
         sizes["token_mean"] = "group"
-    inputs = {"sampler_logprobs": inputs["old_logprobs"]} | inputs
     return script_answers.answer_of_step(module, inputs, options, args_of(module, **options, **sizes), dtype)
 
 
@@ -382,7 +387,7 @@ def gae_with_two_lambdas(module, inputs, options, dtype):
 
 
 def pass_rate_curriculum(module, inputs, options, dtype):
-    sampler = module.Curriculum(range(inputs["prompts"]), args_of(module, **options))
+    sampler = module.Curriculum(range(inputs["prompts"]), args_of(module, **options), Accelerator(cpu=True))
     for prompt, share in inputs["visits"]:
         sampler.drawn = [prompt]
         correct = (torch.arange(8) < 8 * share).to(dtype)
@@ -451,14 +456,13 @@ def task(tmp_path_factory):
 
 @pytest.fixture
 def sampled(modules, task):
-    """(module, args, tokenizer, policy, batch): a rollout of a model that writes any token, `]` and <eos> too."""
+    """(module, args, tokenizer, lm, batch): a rollout of a model that writes any token, `]` and <eos> too."""
     module = modules["calculator"]
     args = module.Args(model_name_or_path=str(task[1] / "model"), dataset=str(task[1]), group_size=4, max_new_tokens=40)
-    tokenizer = load_tokenizer(args)
-    policy = module.load_policy(args, tokenizer, Accelerator(cpu=True), args.temperature)
+    tokenizer, lm = module.load_policy(args, Accelerator(cpu=True))
     prompts, _ = load_prompts(args, tokenizer)
-    batch = module.rollout(policy, prompts[:12], 4, args.temperature, 1.0, (0, 0, 1), args)
-    return module, args, tokenizer, policy, batch
+    batch = module.rollout(lm, tokenizer, prompts[:12], 4, args.temperature, 1.0, (0, 0, 1), args)
+    return module, args, tokenizer, lm, batch
 
 
 def test_the_calculator_answers_a_call_at_the_end_of_a_text(modules):
@@ -468,21 +472,19 @@ def test_the_calculator_answers_a_call_at_the_end_of_a_text(modules):
     assert calculate(f"[{'9' * 5000}+1]") == "=?\n"  # no number is too long for `int`
 
 
-def test_log_probs_and_ratios_hold_across_the_seam(sampled):
-    _, args, tokenizer, policy, batch = sampled
+def test_ratios_hold_across_the_seam(sampled):
+    module, args, tokenizer, lm, batch = sampled
     mask, completions = batch["sampled_mask"], batch["completion_mask"]
     calls = batch["completions"] == tokenizer.convert_tokens_to_ids("]")
-    assert calls[mask].sum() > 20 and torch.equal(batch["rollout_logprobs"] == 0, ~mask)
+    assert calls[mask].sum() > 20 and not (mask & ~completions).any()
     assert torch.equal(completions, torch.arange(completions.shape[1]) < completions.sum(dim=1, keepdim=True))
     ended = (batch["completions"] == tokenizer.eos_token_id).any(dim=1)
     assert torch.equal(batch["truncated"], ~ended) and (completions.sum(dim=1)[~ended] == args.max_new_tokens).all()
-    logprobs, _ = policy(batch)
-    assert torch.allclose(logprobs[mask], batch["rollout_logprobs"][mask], atol=1e-5)
+    logprobs, _ = module.completion_logprobs(lm, batch, args)
     rows = (mask != completions).any(dim=1).nonzero()[:4, 0].tolist()  # with a call
-    part = take_rows(batch | {"loss_mask": mask}, rows)
-    part.pop("prompt_index")  # whole rows, one by one
-    alone, _ = policy(part)
-    ratio = log_ratio(alone, logprobs[rows, : alone.shape[1]], part["loss_mask"]).exp()
+    part = trim_rows(batch, rows)
+    alone, _ = module.completion_logprobs(lm, part, args)
+    ratio = log_ratio(alone, logprobs[rows, : alone.shape[1]], part["sampled_mask"]).exp()
     assert len(rows) == 4 and (ratio - 1).abs().max() < 1e-5
 
 
@@ -492,18 +494,19 @@ def test_two_calls_in_a_row_and_then_the_answer(most, last, modules, task, monke
     module, tokenizer, asked = modules["calculator"], task[0].make_tokenizer(), []
     turns = [["[47+85]", "#### 5<eos>"], ["[132-29]"], ["#### 103<eos>"]]
 
-    def sample_turn(model, prompts, n, temperature, top_p, seed, args):
+    def sample_turn(lm, tokenizer, prompts, n, temperature, top_p, seed, args):
         texts = turns[len(asked)]
         asked.append(([tokenizer.decode(prompt.ids) for prompt in prompts], n, args.max_new_tokens))
         rows = [[*tokenizer.encode(text.removesuffix("<eos>")), *[1] * text.endswith("<eos>")] for text in texts]
         ids, mask = ragged(rows, dtype=torch.long, fill=0)
-        return {"completions": ids, "completion_mask": mask, "rollout_logprobs": torch.where(mask, -1.0, 0.0)}
+        return {"completions": ids, "completion_mask": mask}
 
     monkeypatch.setattr(module, "sample_turn", sample_turn)
     call_end = tokenizer.convert_tokens_to_ids("]")
-    model = types.SimpleNamespace(stop_tokens=[1, call_end], pad_token=0, tokenizer=tokenizer, lm=torch.zeros(1))
+    config = types.SimpleNamespace(eos_token_id=[1, call_end])
+    lm = types.SimpleNamespace(generation_config=config, device="cpu")
     prompt = Prompt(tokenizer.encode("47+85-29?"), "47+85-29?", "103", {})
-    batch = module.rollout(model, [prompt], 2, 1.0, 1.0, (0,), module.Args(max_new_tokens=most))
+    batch = module.rollout(lm, tokenizer, [prompt], 2, 1.0, 1.0, (0,), module.Args(max_new_tokens=most))
     second = "47+85-29?[47+85]=132\n"
     third = f"{second}[132-29]=103\n"
     assert asked == [(["47+85-29?"], 2, most), ([second], 1, most - 12), ([third], 1, most - 25)]
@@ -515,12 +518,11 @@ def test_two_calls_in_a_row_and_then_the_answer(most, last, modules, task, monke
 
 
 def test_a_run_learns_to_call_more_often(modules, task, tmp_path):
-    """Each `]` has a reward here. What the calculator wrote is not in the loss: it has no log-probs of the sampler."""
+    """Each `]` has a reward here."""
     reward = f"{ROOT / 'examples' / 'calculator_task.py'}:calls"
     model = ["--model_name_or_path", str(task[1] / "model"), "--dataset", str(task[1])]
     rows = train(modules["calculator"], tmp_path, *model, "--reward", reward, "--max_steps", "4", "--kl_coef", "0")
     assert rows[-1]["reward_terms/calls"] > 1.5 * rows[1]["reward_terms/calls"]
-    assert max(row["rollout/logprob_gap"] for row in rows[1:]) < 1e-5
 
 
 # --- distillation ---
@@ -574,24 +576,24 @@ def test_a_row_sees_the_first_right_one_among_the_others(modules):
     assert last_group == [10, 10, None, 10]
 
 
-@pytest.mark.parametrize("shares", [True, False])
-def test_the_teacher_reads_the_right_answer_before_the_completion(shares, modules):
+def test_the_teacher_reads_the_right_answer(modules):
     """Its log-probs are those of plain forwards over its own text, row by row."""
     module = modules["sdpo"]
-    _, _, tokenizer, policy = embedded()
+    _, _, tokenizer, lm = embedded()
     args = module.Args(group_size=4, micro_batch_size=8, prompt_template="{prompt} ")
-    batch, _ = hand_made_batch(policy, tokenizer, args, groups=3)
-    if not shares:
-        del batch["prompt_index"]
+    batch, _ = hand_made_batch(tokenizer, args, groups=3)
     prompts, completions = embedded_prompts()[:3], decode_completions(tokenizer, batch)
     texts = [completion.text for completion in completions]
     samples = Samples(batch, prompts, completions, torch.zeros(12), {})
     siblings = [2, 0, 0, 0, 5, None, 5, 5, None, None, None, None]
-    batch["teacher"] = module.teacher_prompts(tokenizer, samples, siblings, policy, args)
+    batch["teacher"] = module.teacher_prompts(tokenizer, samples, siblings, args)
     batch["is_taught"] = torch.tensor([[row is not None] for row in siblings])
     accelerator = Accelerator(cpu=True)
-    (micro_batches,) = module.split_rollout(accelerator, batch | {"row": torch.arange(12)}, args)
-    module.add_old_and_ref_logprobs(accelerator, policy, None, micro_batches, several_updates=False)
+    micro_batches, _ = module.split(accelerator, batch | {"row": torch.arange(12)}, list(range(12)), args)
+    with torch.no_grad():
+        for micro in micro_batches:
+            micro["old_logprobs"], _ = module.completion_logprobs(lm, micro, args)
+            micro["advantages"] = module.teacher_advantages(lm, micro, args)
     seen = 0
     for micro in micro_batches:
         for i, row in enumerate(micro["row"].tolist()):
@@ -603,7 +605,7 @@ def test_the_teacher_reads_the_right_answer_before_the_completion(shares, module
             before = tokenizer.encode(f"{text} the original question.")
             ids = micro["completions"][i][micro["completion_mask"][i]].tolist()
             with torch.no_grad():
-                logits = policy.lm(torch.tensor([before + ids])).logits[0, len(before) - 1 : -1]
+                logits = lm(torch.tensor([before + ids])).logits[0, len(before) - 1 : -1]
             teacher = logits.log_softmax(dim=-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
             expected = teacher - micro["old_logprobs"][i][micro["completion_mask"][i]]
             assert torch.allclose(found, expected, atol=1e-4) and expected.abs().max() > 0.1
@@ -644,7 +646,7 @@ def test_the_advantages_and_weights_of_each_rung(modules):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("calculator", "distill", "online_dpo")])
 def test_a_recipe_trains_without_options_that_do_nothing(name, modules, tmp_path):
-    rows = train(modules[name], tmp_path, "--max_steps", "1", "--seed", "2")
+    rows = train(modules[name], tmp_path, "--max_steps", "1", "--seed", "1")
     assert len(rows) == 2 and rows[1]["optim/grad_norm"] > 0
     options = {field.name for field in dataclasses.fields(modules[name].Args)}
     for option in {"normalize_std", "std_eps", "clip_low", "clip_high", "dual_clip", "ratio_level"}:
@@ -668,7 +670,7 @@ def test_maxrl_refuses_other_rewards_in_one_line(modules, tmp_path, capsys):
     reward = tmp_path / "mine.py"
     reward.write_text("def half(completions, **_):\n    return [0.5 for _ in completions]", encoding="utf-8")
     module, words = modules["maxrl"], ["--reward", f"{reward}:half", "--max_steps", "1"]
-    with pytest.raises(SystemExit), module.clean_exit():
+    with pytest.raises(SystemExit), module.run.clean_exit():
         module.main([*SMALL, *words, "--output_dir", str(tmp_path / "run")])
     assert "MaxRL needs rewards of 0 and 1, and there is one of 0.5" in capsys.readouterr().err.splitlines()[-1]
 
@@ -680,33 +682,8 @@ def test_a_run_with_another_sampler_weighs_its_tokens_even_in_one_update(modules
     one_update = ["--num_minibatches", "1", "--max_steps", "1"]
     own = train(modules["tis"], tmp_path / "own", *one_update)[1]
     other = train(modules["tis"], tmp_path / "other", *one_update, "--sampler_temperature", "0.5")[1]
-    assert own["sampler/weight"] == pytest.approx(1, abs=1e-5) and own["sampler/beyond_cap"] == 0
-    assert own["sampler/ratio_max"] < 1.001 < 1.5 < other["sampler/ratio_max"]
-    assert other["rollout/logprob_gap"] > 0.01
-
-
-@pytest.mark.parametrize("name", ["tis", "calculator"])
-def test_without_the_log_probs_of_the_sampler_a_line_says_so(name, modules, tmp_path):
-    with pytest.raises(InputError, match="stock generate does not return the log-probs"):
-        train(modules[name], tmp_path, "--fast", "false", "--max_steps", "1")
-
-
-@pytest.mark.parametrize("is_fast", [True, False])
-def test_dppo_takes_the_sampler_as_the_old_policy_and_else_the_training_forward(
-    is_fast, modules, tmp_path, monkeypatch
-):
-    """The log-probs that sampling wrote down need no pass; a ratio to them is 1 up to rounding."""
-    module, seen = modules["dppo"], []
-    policy_loss = module.policy_loss
-
-    def watched(logprobs, old_logprobs, *rest):
-        seen.append(float((logprobs - old_logprobs)[rest[1]].detach().abs().max()))
-        return policy_loss(logprobs, old_logprobs, *rest)
-
-    monkeypatch.setattr(module, "policy_loss", watched)
-    row = train(module, tmp_path, "--max_steps", "1", "--fast", str(is_fast), "--seed", "2")[1]
-    assert seen[0] < 1e-4 and (seen[0] == 0) == (not is_fast) and max(seen) > 1e-3
-    assert row.get("rollout/logprob_gap", 0) == 0  # it is the sampler against itself
+    assert own["sampler/weight"] == own["sampler/ratio_max"] == 1 and own["sampler/beyond_cap"] == 0
+    assert other["sampler/ratio_max"] > 1.5
 
 
 # --- entropy bonus and dual clip, put into each script ---
@@ -814,7 +791,7 @@ def test_the_written_pairs_are_the_trained_pairs(modules, tmp_path):
 
 
 def test_the_best_and_the_worst_that_ended_are_a_pair(modules):
-    module, (prompt,), metrics = modules["online_dpo"], embedded_prompts()[:1], Metrics()
+    module, (prompt,), metrics = modules["online_dpo"], embedded_prompts()[:1], Means()
     completions = [Completion(name, [3 + i, 1], name == "cut") for i, name in enumerate(("cut", "a", "b", "c", "d"))]
     batch, args, made = {"truncated": torch.tensor([True, False, False, False, False])}, module.Args(pair_samples=5), []
     for rewards in ([9.0, 0.2, 0.8, 0.8, -1.0], [9.0, 0.3, 0.3, 0.1 + 0.2, 0.3]):  # the others differ by rounding
@@ -849,7 +826,8 @@ def test_a_round_without_enough_pairs_ends_the_run(modules, tmp_path, capsys):
 
 def curriculum(modules, rates, rank=0, processes=1, **options):
     module = modules["curriculum"]
-    sampler = module.Curriculum(range(len(rates)), module.Args(**options), rank, processes)
+    of_rank = types.SimpleNamespace(process_index=rank, num_processes=processes)
+    sampler = module.Curriculum(range(len(rates)), module.Args(**options), of_rank)
     sampler.rates[:] = rates
     return sampler
 
@@ -881,7 +859,7 @@ def test_rates_move_halfway_and_are_equal_on_all_processes(modules):
     Processes(2).run(observe)
     for sampler in samplers:
         assert sampler.rates.tolist() == [0.25, 0.5, 0.5, 0.5, (0.75 + 0.5) / 2]
-    with pytest.raises(InputError, match="needs gold answers"):
+    with pytest.raises(Exit, match="needs gold answers"):
         samplers[0].observe(None, torch.full((4,), torch.nan))
 
 

@@ -28,7 +28,6 @@ GIB = 2**30
 CARDS = (24, 48, 80, 141)  # GiB
 USABLE = 0.9  # of a card: the CUDA context and fragmentation take the rest
 CACHE_BLOCK = 64  # tokens by which a layer of the key-value cache grows with --fast
-CHUNK_ELEMENTS = 2**25  # logits that --fast computes at once
 
 
 class Sizes:
@@ -210,6 +209,8 @@ class Terms:
         if not self.args.fast:
             own = 2 if self.args.dtype == "bfloat16" else 4  # autocast's are returned as float32
             return 16 * elements if backward else (own + 8) * elements
+        from fast.logprobs import CHUNK_ELEMENTS
+
         chunk = min(elements, CHUNK_ELEMENTS)
         if not backward:
             return (12 if self.size == 4 else 14) * chunk

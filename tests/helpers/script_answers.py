@@ -19,6 +19,7 @@ from torch import nn
 
 import common.masked
 from common.masked import Means
+from common.pairs import Pair
 from testbed import ALL, UPDATE, advantages_of, args_of, can_be_called, knows_advantages, ragged, script, totals_of
 from threads import Processes
 from vectors.check import load_cases
@@ -103,10 +104,8 @@ class Tables(nn.Module):
             self.cuts.append(rows.tolist())
             logprobs, values = self.logprobs, self.values
         tables = [table[rows, : logits_to_keep - 1] for table in (logprobs, self.entropies, values)]
-        # The last position predicts nothing.
-        logprobs, entropies, values = [nn.functional.pad(table, (0, 1)) for table in tables]
-        logits = torch.stack([logprobs, entropies], dim=-1)
-        return (logits, values) if self.with_values else SimpleNamespace(logits=logits)
+        output = logits_of(*tables[:2])
+        return (output.logits, nn.functional.pad(tables[2], (0, 1))) if self.with_values else output
 
 
 class Reference(nn.Module):
@@ -115,8 +114,13 @@ class Reference(nn.Module):
         self.table = table
 
     def forward(self, input_ids, logits_to_keep, **inputs):
-        logprobs = nn.functional.pad(self.table[input_ids[:, 0], : logits_to_keep - 1], (0, 1))
-        return SimpleNamespace(logits=torch.stack([logprobs, logprobs], dim=-1))
+        return logits_of(self.table[input_ids[:, 0], : logits_to_keep - 1])
+
+
+def logits_of(logprobs, entropies=None):
+    """Return log-probs and entropies (R, T) in the place of a model's output with logits (R, T + 1, V)."""
+    numbers = torch.stack([logprobs, logprobs if entropies is None else entropies], dim=-1)
+    return SimpleNamespace(logits=nn.functional.pad(numbers, (0, 0, 0, 1)))  # the last position predicts nothing
 
 
 def numbers_of_tables(logits, tokens, temperature, with_entropy=True, entropy_grad=False):
@@ -172,7 +176,8 @@ def step_batch(inputs, table, dtype):
     rows, width = values.shape
     mask = ragged(inputs["mask"])[0].bool() if "mask" in inputs else tokens
     refuse_unless(all(inputs.get("scored") or [1]), "a row without a reward gets the mean of its group")
-    return {
+    sampled = {name: ragged(inputs[name], dtype)[0] for name in ("sampler_logprobs",) if name in inputs}
+    return sampled | {
         "prompts": torch.arange(rows)[:, None].expand(rows, width + 1),
         # With its completion each row has `width + 1` tokens, so that sorting by length keeps the order.
         "prompt_mask": torch.cat([tokens, torch.zeros(rows, 1).bool()], dim=1).logical_not().sort().values,
@@ -555,19 +560,19 @@ def moved(controller, *measured):
 
 
 class PairTables(nn.Module):
-    """A stand-in for a model of pairs. The first token id of a completion is its row of the table."""
+    """A stand-in for a model of pairs. The tokens of a completion are its row of the table."""
 
     def __init__(self, table):
         super().__init__()
         self.table = nn.Parameter(table)
         self.cuts = []  # the pairs of each forward
 
-    def forward(self, batch, with_entropy=True):
-        rows = batch["completions"][:, 0]
+    def forward(self, batch=None, input_ids=None, logits_to_keep=None, **inputs):
+        """Return a score for each completion, or its log-probs as logits."""
+        width = logits_to_keep - 1 if batch is None else batch["completions"].shape[1]
+        rows = input_ids[:, -width] if batch is None else batch["completions"][:, 0]
         self.cuts.append(rows[: len(rows) // 2].tolist())
-        if self.table.dim() == 1:  # a score for each completion
-            return self.table[rows]
-        return self.table[rows, : batch["completions"].shape[1]], None
+        return self.table[rows] if batch else logits_of(self.table[rows, :width])
 
 
 def updated_pairs(module, inputs, pairs, table, args):
@@ -579,7 +584,9 @@ def updated_pairs(module, inputs, pairs, table, args):
         module.update(accelerator, model, optimizer, pairs, args, metrics)
         return metrics.reduce(accelerator)["optim/loss"]
 
-    (loss,) = Processes(1).run(one_process)
+    patch = mock.patch.object(module, "logprobs_and_entropy", numbers_of_tables, create=True)
+    with default_dtype(table.dtype), patch:
+        (loss,) = Processes(1).run(one_process)
     if "pieces" in inputs:
         assert model.cuts == inputs["pieces"][0], "the script splits the step differently"
     return loss, optimizer.first["table"]
@@ -601,7 +608,7 @@ def preference_loss(module, inputs, options, dtype):
     for i in range(count):
         ids = [[i] * len(chosen[i]), [count + i] * len(rejected[i])]
         refs = [sum(inputs["ref_chosen_logprobs"][i]), sum(inputs["ref_rejected_logprobs"][i])]
-        pairs.append(common.pairs.Pair([0], *ids, *refs))
+        pairs.append(Pair([0], *ids, *refs))
     args = module.Args(
         loss=options["loss"],
         beta=options["beta"],
@@ -609,8 +616,7 @@ def preference_loss(module, inputs, options, dtype):
         nll_coef=options["nll_coef"],
         **pair_sizes(inputs, count),
     )
-    with default_dtype(dtype):
-        loss, gradient = updated_pairs(module, inputs, pairs, ragged([*chosen, *rejected], dtype)[0], args)
+    loss, gradient = updated_pairs(module, inputs, pairs, ragged([*chosen, *rejected], dtype)[0], args)
     gradients = cut(gradient, [*chosen, *rejected])
     return {"loss": loss, "chosen_gradient": gradients[:count], "rejected_gradient": gradients[count:]}
 
@@ -618,7 +624,7 @@ def preference_loss(module, inputs, options, dtype):
 def reward_model_loss(module, inputs, options, dtype):
     refuse_unless(hasattr(module, "reward_loss"), "no reward model")
     count = len(inputs["chosen"])
-    pairs = [common.pairs.Pair([0], [i], [count + i]) for i in range(count)]
+    pairs = [Pair([0], [i], [count + i]) for i in range(count)]
     args = module.Args(center_coef=options["center_coef"], **pair_sizes(inputs, count))
     table = torch.tensor([*inputs["chosen"], *inputs["rejected"]], dtype=dtype)
     loss, gradient = updated_pairs(module, inputs, pairs, table, args)

@@ -17,7 +17,7 @@ from common.run import clean_exit, make_accelerator
 from testbed import args_of, embedded_prompts, fill, hand_made_batch, pretend_gpus, script, trainable
 
 OPTIONS = dict(group_size=4, prompts_per_step=8, micro_batch_size=5, num_epochs=2, num_minibatches=2, kl_coef=0.04)
-OPTIONS |= dict(max_new_tokens=32)
+OPTIONS |= dict(max_new_tokens=64)
 
 
 def sampled(accelerator, model, lm, tokenizer, module, args):
