@@ -37,7 +37,9 @@ def found():
 ALL = sorted(found(), key=lambda name: (name != "grpo", name))
 FAMILY = [name for name in ALL if found()[name].startswith("rewards")]  # advantages by groups
 SCRIPTS = [name for name in ALL if found()[name]]
-READS_PAIRS = [name for name in ALL if re.search(r"\b(load|read)_pairs", (ROOT / f"{name}.py").read_text(encoding="utf-8"))]
+READS_PAIRS = [
+    name for name in ALL if re.search(r"\b(load|read)_pairs", (ROOT / f"{name}.py").read_text(encoding="utf-8"))
+]
 PAIRS = [name for name in READS_PAIRS if not found()[name]]  # a script may also make its pairs
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
