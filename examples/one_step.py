@@ -5,7 +5,9 @@ python examples/one_step.py
 It takes by hand, with the functions of the scripts and on a CPU, the step of
 
 python grpo.py --prompts_per_step 2 --group_size 4 --max_new_tokens 27 --num_epochs 2 \\
-    --max_steps 1 --seed 51
+    --max_steps 1 --seed 51 --fast
+
+With --fast this seed samples the rows of the page; the update is computed without it.
 """
 
 import argparse
@@ -31,6 +33,7 @@ from common.load import PromptSampler, load_policy, load_prompts
 from common.masked import Means, trim_rows
 from common.pairs import Pair, pair_batches
 from common.rewards import decode_completions, load_rewards
+from fast import speed_up
 
 SIZES = dict(prompts_per_step=2, group_size=4, max_new_tokens=27)
 WRONG, LONG, SHORT, CUT = 0, 1, 2, 5  # rows: wrong; right with 25 tokens; right with 7; cut off
@@ -153,6 +156,7 @@ def main():
     train_prompts, _ = load_prompts(args, tokenizer)
     reference = copy.deepcopy(policy)
     prompts = PromptSampler(train_prompts, args.seed, accelerator()).draw(args.prompts_per_step)
+    speed_up(policy, accelerator())
     n, seed = args.group_size, (args.seed, 0, 1)
     batch = grpo.rollout(policy, tokenizer, prompts, n, args.temperature, 1.0, seed, args)
     texts = decode_completions(tokenizer, batch)

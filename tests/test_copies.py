@@ -65,7 +65,7 @@ def test_the_tests_of_a_script_pass_beside_it_alone(tmp_path):
 
 
 FILES = ("test_invariances.py", "test_pair_suite.py", "test_suite.py", "test_vectors.py")
-FAST = "bad_input or cases_say or first_ratio or valid_tokens or not_finite"
+FAST = "bad_input or answer_the_cases or first_ratio or valid_tokens or before_the_step"
 
 
 @pytest.mark.beside("examples", "vectors")
@@ -80,5 +80,5 @@ def test_the_suites_know_no_name(tmp_path):
     chosen = f"{FAST} or invariant and micro_batches and not tokens"
     result = run_processes(COPIED, "test", tmp_path, *words, *files, "-k", chosen, cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:]
-    passed = re.search(r"^(\d+) passed, \d+ deselected", result.stdout, re.MULTILINE)
+    passed = re.search(r"^(\d+) passed, .*\d+ deselected", result.stdout, re.MULTILINE)
     assert passed and int(passed[1]) >= 12 * len(ALL), result.stdout[-300:]

@@ -1,12 +1,9 @@
 """Tests for a GPU (`pytest -m gpu`): it does what the CPU does, which all other tests check.
 
-Each test is skipped without a GPU. On an H200 (2026-11-26, torch 2.11.0, transformers 5.17.0, commit 08e1df7) all passed
-but those for two GPUs, which were skipped, and eleven that compare two gradients: their own set-up failed. It was mended
-after that. This file has not run on a GPU since, and has been changed.
+Each test is skipped without a GPU. This file has not run on a GPU since it was changed for flat scripts.
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import math
@@ -20,13 +17,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fast.graphs
 import grpo
 import worker
-from common.sampling import seeded_sampling
-from fast import packing
+from common.load import load_policy
+from common.run import make_accelerator, use_cpu
+from fast import packing, speed_up
 from fast.decoding import race
 from fast.graphs import GraphDecodeStep
 from fast.shortcuts import find_shortcuts
-from harness.launch import make_accelerator, use_cpu
-from harness.loading import load_policy, load_tokenizer
 from testbed import (
     ROOT,
     SCRIPTS,
@@ -76,24 +72,23 @@ def weights(folder):
 
 
 def on_cpu(name, **options):
-    """Return (args, policy, reference, batch) on the CPU, with a hand-made batch and a reference that differs."""
+    """Return (args, lm, reference, batch) on the CPU, with a hand-made batch and a reference that differs."""
     AcceleratorState._reset_state(True)  # Accelerators of one device after those of another
     _, *parts = problem(name, **dict(kl_coef=0.04, entropy_coef=0.01) | options)
     AcceleratorState._reset_state(True)
     return parts
 
 
-def on_gpu(name, edit=lambda args, batch: None, packs=False, **options):
+def on_gpu(name, edit=lambda args, batch: None, **options):
     """Return the gradients of that batch on the GPU, and the metrics; `edit` may change options and batch."""
-    args, policy, reference, batch = on_cpu(name, **options)
-    if packs:
-        packing.register_packed_sdpa()
-        policy.fast = reference.fast = dataclasses.replace(policy.fast, shares_prompts=True, packs=True)
+    args, lm, reference, batch = on_cpu(name, **options)
     edit(args, batch)
     accelerator = make_accelerator(args)
     batch = {column: values.to(accelerator.device) for column, values in batch.items()}
-    reference.to(accelerator.device)
-    steps, metrics = gradients(script(name), args, policy, batch, reference, accelerator)
+    for model in (lm.to(accelerator.device), reference.to(accelerator.device)):
+        if args.fast:
+            speed_up(model, accelerator)
+    steps, metrics = gradients(script(name), args, lm, batch, reference, accelerator)
     assert all(gradient.device.type == DEVICE for gradient in steps[0])
     return [[gradient.cpu() for gradient in step] for step in steps], metrics
 
@@ -105,16 +100,20 @@ def relative(a, b):
 # --- runs ---
 
 
+@pytest.mark.parametrize("fast", [[], ["--fast"]], ids=["plain", "fast"])
 @pytest.mark.parametrize("name", EVERY)
-def test_the_default_run_learns(name, tmp_path, capsys):
+def test_the_default_run_learns(name, fast, tmp_path, capsys):
     """As test_it_learns asks of the CPU; and the sampler's log-probs are exact."""
+    if fast and name == "reward_model":
+        pytest.skip("nothing is sampled")
     steps = {"grpo": 12, "dpo": -1, "reward_model": 40}.get(name, 7)
     sizes = [] if name == "reward_model" else ["--eval_prompts", "64"]
-    script(name).main(["--max_steps", str(steps), "--eval_every", "0", *sizes, "--output_dir", str(tmp_path)])
+    words = ["--max_steps", str(steps), "--eval_every", "0", *sizes, *fast]
+    script(name).main([*words, "--output_dir", str(tmp_path)])
     first, *_, last = rows_of(tmp_path)
-    assert f"1 process(es) on {DEVICE}" in capsys.readouterr().out
-    assert last["optim/grad_norm"] > 0 and last.get("rollout/logprob_gap", 0) < 1e-4
-    assert 0 < last["memory/peak_gb"] < 1.001e-9 * torch.accelerator.max_memory_allocated()  # a peak only grows
+    printed = capsys.readouterr().out
+    assert f"1 process(es) on {DEVICE}" in printed and "log-probs differ" not in printed
+    assert last["optim/grad_norm"] > 0
     assert {weight.device.type for weight in weights(tmp_path).values()} == {"cpu"}
     if name == "reward_model":
         assert last["eval/accuracy"] > 0.85
@@ -148,7 +147,7 @@ def test_bfloat16(how, name, tmp_path, monkeypatch):
     steps = "--max_steps 2 --eval_every 0 --eval_prompts 8 --eval_samples 4".split()
     script(name).main([*steps, *dtype, "--output_dir", str(tmp_path)])
     last = rows_of(tmp_path)[-1]
-    assert last["optim/grad_norm"] > 0 and last.get("rollout/logprob_gap", 0) < 0.1
+    assert last["optim/grad_norm"] > 0
     if how == "mixed precision":
         assert {weight.dtype for weight in weights(tmp_path).values()} == {torch.float32}
 
@@ -159,8 +158,7 @@ def test_lora(dtype, tmp_path):
     options = ["--lora_rank", "4", "--learning_rate", "1e-2", "--dtype", dtype, "--max_steps", "2", *QUICK]
     grpo.main([*options, "--output_dir", str(tmp_path)])
     last = rows_of(tmp_path)[-1]
-    assert last["optim/grad_norm"] > 0 and last["rollout/logprob_gap"] < (1e-4 if dtype == "float32" else 0.1)
-    assert last["policy/kl_ref"] > 0
+    assert last["optim/grad_norm"] > 0 and last["policy/kl_ref"] > 0
     adapters = load_file(tmp_path / "model" / "adapter_model.safetensors")
     assert any(key.endswith("lora_B.weight") and weight.abs().max() > 0 for key, weight in adapters.items())
 
@@ -187,14 +185,10 @@ def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, repeatable, tmp_pat
 @functools.cache
 def gradient_of_the_cpu(name):
     """Return the gradient of that batch on the CPU, and the metrics."""
-    args, policy, reference, batch = on_cpu(name)
-    (gradient,), metrics = gradients(script(name), args, policy, batch, reference)
+    args, lm, reference, batch = on_cpu(name)
+    (gradient,), metrics = gradients(script(name), args, lm, batch, reference)
     AcceleratorState._reset_state(True)
     return gradient, metrics
-
-
-def plain(args, batch):
-    del batch["prompt_index"]
 
 
 def micro_batches(args, batch):
@@ -202,8 +196,9 @@ def micro_batches(args, batch):
 
 
 VARIANTS = [(name, lambda args, batch: None, {}) for name in SCRIPTS]
-for other in ("grpo", "ppo"):  # several micro-batches; prompts computed again for each row; gradient checkpointing
-    VARIANTS += [(other, micro_batches, {}), (other, plain, {}), (other, plain, {"gradient_checkpointing": True})]
+for other in ("grpo", "ppo"):  # several micro-batches, gradient checkpointing
+    VARIANTS += [(other, micro_batches, {}), (other, micro_batches, {"gradient_checkpointing": True})]
+VARIANTS += [("grpo", lambda args, batch: None, {"fast": True}), ("grpo", micro_batches, {"fast": True})]
 
 
 @pytest.mark.parametrize("name, edit, options", VARIANTS)
@@ -248,63 +243,38 @@ def test_attention_with_large_negative_logits_has_a_finite_gradient(tokens):
 # --- sampling ---
 
 
+def loaded_model(args):
+    accelerator = make_accelerator(args)
+    tokenizer, lm = load_policy(args, accelerator)
+    speed_up(lm, accelerator)
+    return accelerator, tokenizer, lm
+
+
 @pytest.fixture
 def loaded():
-    """(accelerator, policy, prompts) of grpo.py on the GPU."""
-    args = grpo.Args()
-    accelerator = make_accelerator(args)
-    policy = load_policy(args, load_tokenizer(args), accelerator)
-    return accelerator, policy, embedded_prompts()[:16]
+    """(tokenizer, lm, prompts) of grpo.py on the GPU, with its shortcuts."""
+    _, tokenizer, lm = loaded_model(grpo.Args(fast=True))
+    return tokenizer, lm, embedded_prompts()[:16]
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-@torch.no_grad()
-def test_the_log_probs_of_sampling_are_those_of_the_training_forward(temperature, loaded):
-    _, policy, prompts = loaded
-    assert policy.lm.device.type == DEVICE
-    assert policy.head_is_last and policy.fast.plain_cache and policy.shares_prompts
-    policy.temperature = temperature
-    batch = grpo.rollout(policy, prompts, 4, temperature, 1.0, 3, grpo.Args())
-    logprobs, entropy = policy(batch)
-    assert batch["completion_mask"].sum(dim=1).unique().numel() > 5  # unequal lengths
-    assert float((logprobs - batch["rollout_logprobs"]).abs().max()) < 1e-4
-    on_cpu = {column: values.cpu() for column, values in batch.items()}
-    expected, expected_entropy = policy.cpu()(on_cpu)
-    assert float((logprobs.cpu() - expected).abs().max()) < 1e-4
-    assert float((entropy.cpu() - expected_entropy).abs().max()) < 1e-4
+def rollout(loaded, n=4, seed=3, temperature=1.0, length=160):
+    """Return a rollout in which rows are dropped and the cache grows."""
+    tokenizer, lm, prompts = loaded
+    return grpo.rollout(lm, tokenizer, prompts, n, temperature, 1.0, (seed,), grpo.Args(max_new_tokens=length))
 
 
-def test_greedy_decoding_is_that_of_stock_generate_and_of_the_cpu(loaded):
-    _, policy, prompts = loaded
-    greedy = functools.partial(grpo.rollout, prompts=prompts, n=1, temperature=0.0, top_p=1.0, seed=0, args=grpo.Args())
-    found = greedy(policy)["completions"].cpu()
-    policy.fast = None
-    for other in (greedy(policy)["completions"].cpu(), greedy(policy.cpu())["completions"]):
-        assert other.shape == found.shape
-        assert (other == found).all(dim=1).sum() >= 15  # of 16: rounding may flip an argmax
+def test_greedy_samples_are_those_of_the_cpu(loaded):
+    found = rollout(loaded, n=1, temperature=0.0, length=64)["completions"].cpu()
+    tokenizer, lm, prompts = loaded
+    other = rollout((tokenizer, lm.cpu(), prompts), n=1, temperature=0.0, length=64)["completions"]
+    assert other.shape == found.shape
+    assert (other == found).all(dim=1).sum() >= 15  # of 16: rounding may flip an argmax
 
 
-def test_a_rollout_depends_on_its_seed_alone_and_leaves_no_trace(loaded):
-    accelerator, policy, prompts = loaded
-
-    def sampled(seed):
-        return grpo.rollout(policy, prompts, 4, 1.0, 1.0, seed, grpo.Args())["completions"].tolist()
-
-    def drawn():
-        return torch.rand(4, device=accelerator.device).tolist()
-
-    torch.manual_seed(5)
-    expected = drawn() + drawn()
-    torch.manual_seed(5)
-    first = drawn()
-    a = sampled((0, 1))
-    assert first + drawn() == expected  # the device's own stream continues as if nothing was sampled
+def test_samples_depend_on_the_seed_alone(loaded):
+    a = rollout(loaded)["completions"].tolist()
     torch.manual_seed(6)
-    assert sampled((0, 1)) == a != sampled((0, 2))
-    with seeded_sampling(policy, (0, 1)):
-        stream = drawn()
-    with seeded_sampling(policy, (0, 1)):
-        assert drawn() == stream != expected[:4]
+    assert rollout(loaded)["completions"].tolist() == a != rollout(loaded, seed=4)["completions"].tolist()
 
 
 # --- CUDA graphs ---
@@ -316,13 +286,8 @@ def cuda():
         pytest.skip("needs a CUDA or ROCm GPU")
 
 
-def sampled(policy, prompts, seed=3, n=4):
-    """Return a rollout in which rows are dropped and the cache grows."""
-    return grpo.rollout(policy, prompts, n, 1.0, 1.0, seed, grpo.Args(max_new_tokens=160))
-
-
 def same(a, b):
-    return all(torch.equal(a[name], b[name]) for name in ("completions", "rollout_logprobs"))
+    return torch.equal(a["completions"], b["completions"])
 
 
 @pytest.fixture
@@ -349,37 +314,30 @@ def recorded(monkeypatch):
     return counts
 
 
-def test_a_replayed_token_has_the_bits_of_one_that_is_not_recorded(cuda, loaded, recorded, monkeypatch):
-    _, policy, prompts = loaded
-    assert policy.fast.graphs
-    policy.stop_tokens = [*policy.stop_tokens, 5]  # rows end at different places
-    first, again = sampled(policy, prompts, n=16), sampled(policy, prompts, n=16)
+def test_replayed_tokens_are_those_not_recorded(cuda, loaded, recorded, monkeypatch):
+    loaded[1].generation_config.eos_token_id.append(5)  # rows end at different places
+    first, again = rollout(loaded, n=16), rollout(loaded, n=16)
     assert recorded["replayed"] > 20 and 2 <= recorded["recorded"] / 2 <= 15
     assert same(first, again)
     monkeypatch.setattr(GraphDecodeStep, "run_and_record", GraphDecodeStep.run)
-    assert same(first, sampled(policy, prompts, n=16))
-    assert not same(first, sampled(policy, prompts, seed=4, n=16))
-    logprobs, _ = policy(first)
-    assert float((logprobs - first["rollout_logprobs"]).abs().max()) < 1e-4
+    assert same(first, rollout(loaded, n=16))
+    assert not same(first, rollout(loaded, seed=4, n=16))
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_after_an_optimizer_step_the_new_weights_sample(precision, cuda, recorded, monkeypatch):
+def test_new_weights_sample_after_a_step(precision, cuda, recorded, monkeypatch, capsys):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
-    args = grpo.Args()
-    accelerator = make_accelerator(args)
-    policy = load_policy(args, load_tokenizer(args), accelerator)
-    optimizer = torch.optim.AdamW(policy.parameters(), 1e-2)
+    args = grpo.Args(fast=True)
+    accelerator, tokenizer, lm = loaded_model(args)
+    optimizer = torch.optim.AdamW(lm.parameters(), 1e-2)
     for _ in range(2):
         with accelerator.autocast():
-            batch = sampled(policy, embedded_prompts()[:16])
-            logprobs, _ = policy(batch)
-        gap = (logprobs - batch["rollout_logprobs"]).abs()[batch["completion_mask"]]
-        assert float(gap.mean()) < (1e-5 if precision == "no" else 0.02)
+            batch = rollout((tokenizer, lm, embedded_prompts()[:16]))
+            logprobs, _ = grpo.completion_logprobs(lm, batch, args)
         logprobs.mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert recorded["recorded"] > 2
+    assert recorded["recorded"] > 2 and "log-probs differ" not in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -405,31 +363,21 @@ def reserved():
     return torch.cuda.memory_reserved()
 
 
-def test_a_model_that_waits_for_the_gpu_samples_without_graphs(
-    cuda, loaded, recorded, from_scratch, monkeypatch, caplog
-):
-    _, policy, prompts = loaded
-    expected, forward = sampled(policy, prompts), policy.lm.base_model.forward
-    before, begun = reserved(), recorded["begun"]
+def test_model_that_waits_has_no_graphs(cuda, loaded, recorded, from_scratch, monkeypatch, caplog):
+    _, lm, _ = loaded
+    forward, begun = lm.base_model.forward, recorded["begun"]
     with monkeypatch.context() as patch:
-        patch.setattr(policy.lm.base_model, "forward", functools.partial(waits, forward=forward))
-        found = find_shortcuts(policy.lm, True)
+        patch.setattr(lm.base_model, "forward", functools.partial(waits, forward=forward))
+        found = find_shortcuts(lm, True)
         assert not found.graphs and found.plain_cache and "synchronizing" in caplog.text
         assert recorded["begun"] == begun  # no recording began, which would have failed
         assert torch.cuda.get_sync_debug_mode() == 0
-        patch.setattr(policy, "fast", found)
-        completions = sampled(policy, prompts)["completions"]
-        assert recorded["begun"] == begun and completions.shape[0] == len(expected["completions"])
-    assert reserved() <= before + 2**21
-    assert find_shortcuts(policy.lm, True).graphs
-    assert same(expected, sampled(policy, prompts))  # with graphs again, and the same random numbers
+    assert find_shortcuts(lm, True).graphs
 
 
-def test_memory_that_is_short_once_does_not_end_the_graphs_of_a_run(
-    cuda, loaded, recorded, from_scratch, monkeypatch, caplog
-):
-    _, policy, prompts = loaded
-    expected, forward = sampled(policy, prompts), policy.lm.base_model.forward
+def test_short_memory_does_not_end_the_graphs(cuda, loaded, recorded, from_scratch, monkeypatch, caplog):
+    lm = loaded[1]
+    expected, forward = rollout(loaded), lm.base_model.forward
 
     def short(*inputs, **options):
         if torch.cuda.is_current_stream_capturing():
@@ -438,32 +386,30 @@ def test_memory_that_is_short_once_does_not_end_the_graphs_of_a_run(
 
     replayed = recorded["replayed"]
     with monkeypatch.context() as patch:
-        patch.setattr(policy.lm.base_model, "forward", short)
-        assert same(expected, sampled(policy, prompts)) and recorded["replayed"] == replayed
+        patch.setattr(lm.base_model, "forward", short)
+        assert same(expected, rollout(loaded)) and recorded["replayed"] == replayed
     assert "this rollout uses no CUDA graphs: CUDA out of memory (pretended)" in caplog.text
-    assert same(expected, sampled(policy, prompts)) and recorded["replayed"] > replayed
+    assert same(expected, rollout(loaded)) and recorded["replayed"] > replayed
     assert not private_pools()  # before the allocator's cache is emptied
 
 
-def test_after_a_failed_recording_the_allocator_frees_its_cache_again(
-    cuda, loaded, recorded, from_scratch, monkeypatch
-):
+def test_failed_recording_frees_the_cache(cuda, loaded, recorded, from_scratch, monkeypatch):
     """Here the recording itself synchronizes, and fails. With torch 2.11 the process then freed nothing anymore."""
-    _, policy, prompts = loaded
-    expected, forward = sampled(policy, prompts, n=4), policy.lm.base_model.forward
+    lm = loaded[1]
+    expected, forward = rollout(loaded), lm.base_model.forward
     before = reserved()
     with monkeypatch.context() as patch:
         patch.setattr(fast.graphs, "synchronizing_is_an_error", contextlib.nullcontext)
-        patch.setattr(policy.lm.base_model, "forward", functools.partial(waits, forward=forward))
-        assert same(expected, sampled(policy, prompts, n=4))
+        patch.setattr(lm.base_model, "forward", functools.partial(waits, forward=forward))
+        assert same(expected, rollout(loaded))
     assert "captur" in GraphDecodeStep.failure
     assert not private_pools()
     replayed = recorded["replayed"]
-    batch = sampled(policy, prompts, n=64)
+    batch = rollout(loaded, n=64)
     assert recorded["replayed"] > replayed and GraphDecodeStep.failure is None
     del batch
     assert reserved() < before + 2**26
-    block = torch.empty(2**28, dtype=torch.uint8, device=policy.lm.device)
+    block = torch.empty(2**28, dtype=torch.uint8, device=lm.device)
     del block
     assert reserved() < before + 2**26 and not private_pools()
 
@@ -485,29 +431,28 @@ def test_the_first_to_arrive_is_the_token_that_multinomial_draws(shape, cuda):
 # --- packed forwards ---
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_packed_gradient_is_that_of_plain_passes(checkpointing, name, cuda, monkeypatch):
+def test_packed_gradient_is_that_of_plain_passes(checkpointing, cuda, monkeypatch):
     shapes, options = [], dict(dtype="bfloat16", gradient_checkpointing=checkpointing)
     original = packing.packed_attention
     monkeypatch.setattr(
         packing, "packed_attention", lambda *inputs: shapes.append(inputs[0].shape) or original(*inputs)
     )
-    (expected,), _ = on_gpu(name, plain, **options)
-    (other,), _ = on_gpu(name, lambda args, batch: (plain(args, batch), micro_batches(args, batch)), **options)
+    (expected,), _ = on_gpu("grpo", **options)
+    (other,), _ = on_gpu("grpo", micro_batches, **options)
     assert not shapes
-    (found,), _ = on_gpu(name, micro_batches, packs=True, **options)
+    (found,), _ = on_gpu("grpo", micro_batches, fast=True, **options)
     assert shapes
     assert relative(found, expected) < max(3 * relative(other, expected), 0.02)
 
 
-def test_a_run_in_bfloat16_packs_and_one_in_float32_does_not(cuda, tmp_path, monkeypatch, capsys):
+def test_bfloat16_packs_and_float32_does_not(cuda, tmp_path, monkeypatch, capsys):
     for precision, packs in (("no", False), ("bf16", True)):
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
-        grpo.main([*QUICK, "--max_steps", "1", "--output_dir", str(tmp_path / precision)])
+        grpo.main([*QUICK, "--fast", "--max_steps", "1", "--output_dir", str(tmp_path / precision)])
         line = f"CUDA graphs for sampled tokens: True; forwards without padding (bfloat16 only): {packs}"
-        assert line in capsys.readouterr().out
-        assert rows_of(tmp_path / precision)[-1]["rollout/logprob_gap"] < (1e-4 if precision == "no" else 0.05)
+        printed = capsys.readouterr().out
+        assert line in printed and "log-probs differ" not in printed
         AcceleratorState._reset_state(True)
 
 

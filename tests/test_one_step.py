@@ -9,12 +9,12 @@ import pytest
 import grpo
 
 
-def test_the_step_by_hand_has_the_metrics_of_a_run(tmp_path, capsys, monkeypatch):
+def test_the_step_by_hand_is_a_run(tmp_path, capsys, monkeypatch):
     one_step.main()
     printed = capsys.readouterr().out
     assert not re.search(r"-0\.0*(?![\d.])", printed)
     loss, norm = map(float, re.search(r"means of both updates: (\S+), (\S+)", printed).groups())
-    options = "--prompts_per_step 2 --group_size 4 --max_new_tokens 27 --num_epochs 2 --max_steps 1 --seed 51"
+    options = "--prompts_per_step 2 --group_size 4 --max_new_tokens 27 --num_epochs 2 --max_steps 1 --seed 51 --fast"
     monkeypatch.setattr(grpo, "evaluate", lambda *arguments: ({}, []))
     grpo.main([*options.split(), "--output_dir", str(tmp_path / "run")])
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])

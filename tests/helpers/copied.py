@@ -54,10 +54,10 @@ def killed_run(script, *options):
         log = importlib.import_module("common.run").Log
         write = log.write
 
-        def write_or_die(self, step, *rest):
+        def write_or_die(self, step, *rest, **named):
             if step == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            write(self, step, *rest)
+            write(self, step, *rest, **named)
 
         log.write = write_or_die
         os._exit(run(script, *options))
