@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 import grpo
 from common import masked
+from common.load import load_reference
 from fast import shortcuts
 from fast.exact import CACHE, computes_in_float32, is_plain_linear
 from fast.logprobs import logprobs_of_states
@@ -76,6 +77,48 @@ def test_different_log_probs_of_the_sampler_warn_once(monkeypatch, capsys):
     for seed in range(2):
         module.rollout(lm, tokenizer, prompts, 2, 1.0, 1.0, (seed,), args)
     assert capsys.readouterr().out.count("--fast: the log-probs differ by 0.0") == 1
+
+
+def test_certain_tokens_are_no_gap(capsys):
+    """Their log-prob is 0, as that of padding is."""
+    module, args, tokenizer, lm = embedded(fast=True, max_new_tokens=40)
+    with torch.no_grad():
+        lm.get_output_embeddings().weight.mul_(2)
+    speed_up(lm, Accelerator(cpu=True))
+    for prompt in embedded_prompts()[:6]:
+        module.rollout(lm, tokenizer, [prompt], 4, 1.0, 1.0, (0,), args)
+    assert "log-probs differ" not in capsys.readouterr().out
+
+
+def test_speed_up_warns_of_nothing(recwarn, caplog):
+    _, _, _, lm = embedded(fast=True)
+    speed_up(lm, Accelerator(cpu=True))
+    assert not recwarn.list and not caplog.text
+
+
+@pytest.mark.needs("peft")
+def test_adapters_keep_shared_prompts(capsys, caplog):
+    """LoRA freezes the embedding, whose gradient the checks compare."""
+    module, args, tokenizer, lm = embedded(fast=True, lora_rank=4)
+    frozen = {name for name, weight in lm.named_parameters() if not weight.requires_grad}
+    speed_up(lm, Accelerator(cpu=True))
+    assert {name for name, weight in lm.named_parameters() if not weight.requires_grad} == frozen
+    assert "again for each completion" not in capsys.readouterr().out and not caplog.text
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in lm.named_parameters():
+            if ".lora_B." in name:
+                weight.copy_(0.05 * torch.randn(weight.shape, generator=generator))
+    batch = module.rollout(lm, tokenizer, embedded_prompts()[:4], 4, 1.0, 1.0, (0,), args)
+    assert "log-probs differ" not in capsys.readouterr().out  # it samples with the adapters
+    reference = load_reference(lm, args, Accelerator(cpu=True))
+    found = []
+    for model in (lm, reference):
+        fast, _ = grpo.completion_logprobs(model, batch, args)
+        plain, _ = grpo.completion_logprobs(model, batch, grpo.Args())
+        assert torch.allclose(fast, plain, atol=1e-5)
+        found.append(fast)
+    assert not torch.allclose(*found, atol=1e-2)
 
 
 def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):
