@@ -242,9 +242,11 @@ def adamw(*parameters, o):
     return torch.optim.AdamW(groups, betas=(o.adam_beta1, o.adam_beta2), weight_decay=o.weight_decay)
 
 
-def step_of(optimizer, o, *models):
+def step_of(optimizer, o, *models, frozen=()):
     """Clip the gradients of each model by a norm of its own, and step; return the norms before that."""
     norms = [torch.nn.utils.clip_grad_norm_(model.parameters(), o.max_grad_norm) for model in models]
+    for weight in frozen:
+        weight.grad = None  # Adam counts no step
     optimizer.step()
     optimizer.zero_grad()
     return norms
@@ -560,10 +562,8 @@ def train_ppo(start, rollouts, o):
                     step_loss += float(loss.detach())
                     log.note("policy", ratio_max=ratio, approx_kl=k3(row.old, new), entropy=entropy)
                     log.note("value", mean=values, loss=value_loss, clip=near_errors > errors)
-                if warm:
-                    for weight in policy.parameters():
-                        weight.grad = None  # Adam counts no step
-                norm, critic_norm = step_of(optimizer, o, policy, critic)
+                frozen = policy.parameters() if warm else ()
+                norm, critic_norm = step_of(optimizer, o, policy, critic, frozen=frozen)
                 log.note("optim", loss=step_loss, grad_norm=norm, critic_grad_norm=critic_norm)
         if kl_target:  # Ziegler et al., arXiv 1909.08593, 2.2
             log.note("policy", kl_coef=kl_coef)
