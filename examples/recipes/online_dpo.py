@@ -9,7 +9,7 @@ is long because a loop over rounds is another `main`, and a round has to survive
 
 import json
 
-from common.load import TEMPLATE_COLUMNS, read_prompts
+from common.load import TEMPLATE_COLUMNS, load_data, read_prompts
 from common.masked import all_equal
 
 
