@@ -65,7 +65,7 @@ def test_the_tests_of_a_script_pass_beside_it_alone(tmp_path):
 
 
 FILES = ("test_invariances.py", "test_pair_suite.py", "test_suite.py", "test_vectors.py")
-FAST = "bad_input or cases_say or first_ratio or valid_tokens or not_finite"
+FAST = "bad_input or answer_the_cases or first_ratio or valid_tokens or before_the_step"
 
 
 @pytest.mark.beside("examples", "vectors")
