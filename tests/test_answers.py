@@ -37,6 +37,12 @@ MARKERS = [
     ("答案是3", "3"), ("答案：3。", "3"), ("**答案**： 3", "3"), ("【答案】12", "12"), ("【答案】B【解析】因为", "B"),
     ("答：12", "12"), ("**答**:12。", "12"), ("故选：B", "B"), ("Answer：3", "3"),
     ("#### 12</answer>", "12"), (r"<answer>\[ 12 \]</answer>", "12"), ("The answer is:\n\\[\n12\n\\]", "12"),
+    ("Answer\n12", "12"), ("so\nThe final answer\n12", "12"), ("answer = 12", "12"), (r"\framebox{12}", "12"),
+    ("The answer equals 12.", "12"), ("The correct option is **C**.", "C"), ("The right choice is: C", "C"),
+    ("### 答案\n5", "5"), ("**最终答案**\n\n5", "5"), ("答案為 5", "5"), ("答案等于5", "5"), ("答案应该是5。", "5"),
+    ("故选C。", "C"), ("答案选C", "C"), ("正确选项是 C", "C"), ("本题选 B。", "B"), ("故選BD．", "BD"), ("应选(C)，因为", "(C)"),
+    ("The answer is 12, so she has 12.", "12"), ("The answer is 12, as 5+7=12.", "12"), ("答案是12，所以她有12个。", "12"),
+    ("The answer is **12** apples.", "12 apples"), ("The answer is x**2 + y**2.", "x**2 + y**2"),
     # The last marker counts, whatever its kind, and one inside a box belongs to the box.
     (r"\boxed{1} #### 2", "2"), (r"#### 2" "\n" r"\boxed{1}", "1"), (r"<answer>1</answer> \boxed{2} answer: 3", "3"),
     ("#### 3\n#### ", "3"), (r"The answer is $\boxed{7}$.", "7"), (r"#### $\boxed{3}$", "3"),
@@ -47,6 +53,7 @@ MARKERS = [
     # An unfinished last box or tag is no answer, and other text is no marker.
     (r"\boxed{3} or \boxed{4", None), ("#### 3\n<answer>4", None), (r"#### 3 \boxed", None), (r"\boxed{}", None),
     (r"\boxed{12<|im_end|> or 13}", None), ("", None), ("3", None), ("##### 3", None), (r"\boxedfoo{3}", None),
+    ("不选C", None), ("我们选A点为原点", None), ("选择合适的方法", None), ("Check the answer\n12", None),
     ("12 answers", None), ("### Final Answer 12\n13", None), ("解答：因为 2", None), ("回答：12", None),
 ]  # fmt: skip
 REMARKS = [
@@ -57,12 +64,25 @@ REMARKS = [
     ("So the answer is 73, which is prime.", "73"), ("答案是73，因为70加3等于73。", "73"), ("答案是73。这个答案是正确的。", "73"),
     ("The final answer is 3. I hope it is correct. 4", "3"), ("The answer is blue.", "blue"),
     ("The answer is blue. The answer is correct.", "blue"),  # no other marker
+    (r"\boxed{73}. The answer is correct to 2 decimals.", "73"),
+    (r"\boxed{5}? No.\nAnswer: There are 12 apples.".replace(r"\n", "\n"), "There are 12 apples"),
 ]  # fmt: skip
 THINKING = [
     ("<think>#### 3</think> none", None), ("#### 3</think> #### 4", "4"), ("</think><think> #### 3", None),
     ("<think> so #### 3", None), ("hm</think> #### 3</think> none", None), ("#### 3<|im_end|>\n#### 4", "3"),
     ("#### 3</s>4", "3"), ("#### 3</s> #### 4<|im_end|>", "3"), ("<|endoftext|>#### 4", None),
     (r"\boxed{12<|im_end|>}", "12"), ("<answer>12</s></ANSWER>", "12"),
+    ("#### 3<|end|>\n#### 4", "3"), ("#### 3<|END_OF_TURN_TOKEN|>#### 4", "3"), ("#### 3<|eot|>#### 4", "3"),
+    # A first block of any name is a thought if words follow, and other tags are none.
+    ("<plan>#### 3</plan> none", None), ("<plan>#### 3</plan>#### 4", "4"), ("<solution>#### 3\n</solution>", "3"),
+    ("<answer>3</answer> I think", "3"), ("<ANSWER>3</ANSWER> I think", "3"), ("<s>#### 3", "3"), ("a <b> c #### 3", "3"),
+]  # fmt: skip
+TAGS = """<think> </think> <thinking> </thinking> [THINK] [/THINK] <reasoning> </reasoning> <Thought> </Thought>
+<seed:think> </seed:think> ◁think▷ ◁/think▷ <|START_THINKING|> <|END_THINKING|> <|begin_of_thought|> <|end_of_thought|>
+<|channel>thought <channel|> <|channel|>analysis<|message|> <|end|><|start|>assistant<|channel|>final<|message|>"""
+CHANNELS = [
+    ("analysis", "final", "4"), ("analysis", "commentary", None), ("final", "analysis", None), ("final", "final", "4"),
+    ("commentary to=f", "final <|constrain|>json", "4"),
 ]  # fmt: skip
 BOXES = [
     (r"$x = \boxed{2}$ or $x = \boxed{3}$", "2, 3"), (r"\boxed{2} and \boxed{3}", "2, 3"),
@@ -81,6 +101,23 @@ def test_extraction(text, answer):
     """Other graders miss formats, take the first marker, the remark after the answer, or half a box."""
     assert extract_answer(text) == answer
     assert format_reward(text) == float(answer is not None)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [*zip(TAGS.split()[::2], TAGS.split()[1::2], strict=True)])
+def test_a_thought_is_no_answer(opening, closing):
+    """A policy was paid for guesses in its thought, unless the tag was <think>."""
+    assert extract_answer(rf"{opening}Perhaps \boxed{{5}}?{closing}It is four.") is None
+    assert extract_answer(rf"{opening}Perhaps \boxed{{4}}? Check") is None
+    assert extract_answer(rf"{opening}2+2{closing}\boxed{{4}}{opening}\boxed{{4}}") is None
+    for answer in (r"\boxed{4}", "<answer>4</answer>", "The answer is 4.<|im_end|>", "#### 4<|return|>"):
+        assert extract_answer(rf"{opening}Perhaps \boxed{{5}}?{closing}{answer}") == "4"
+
+
+@pytest.mark.parametrize(("first", "last", "answer"), CHANNELS)
+def test_only_a_last_final_channel_counts(first, last, answer):
+    text = rf"<|channel|>{first}<|message|>\boxed{{5}}<|end|><|start|>assistant<|channel|>{last}<|message|>\boxed{{4}}"
+    for end in ("", "<|return|>", "<|end|>", "<|call|>", r"<|end|><|start|>user<|message|>\boxed{5}"):
+        assert extract_answer(text + end) == answer
 
 
 @pytest.mark.parametrize(
@@ -115,6 +152,12 @@ def test_a_guess_with_several_boxes_is_wrong():
 
 # --- what equals what ---
 
+MATRICES = [
+    (r"\begin{array}{c}", r"\\", r"\end{array}"), (r"\left(\begin{array}{c|r}", r"\\", r"\end{array}\right)"),
+    (r"\left[\begin{matrix} ", r" \\ ", r" \end{matrix}\right]"), (r"\begin{pmatrix}", r"\\[4pt]", r"\end{pmatrix}"),
+    (r"\begin{bmatrix}", r"\\", r"\\\end{bmatrix}"), (r"\begin{psmallmatrix}", r"\\", r"\end{psmallmatrix}"),
+    (r"\begin{pmatrix*}[r]", r"\\", r"\end{pmatrix*}"),
+]  # fmt: skip
 SAME = {
     "numbers": [
         *[(text, "0.5") for text in (r"\frac{1}{2}", r"\dfrac12", r"\tfrac{1}2", "1/2", "2/4", ".5", "0.50", "+0.5", "½")],
@@ -139,6 +182,13 @@ SAME = {
         *[(f"5 {noun}", "5") for noun in ("months", "times", "mm", "teeth", "cities", "canteens", "miles", "tents")],
         *[(f"5 {noun}", "5") for noun in ("more apples", "seconds", "pairs", "millionaires", "leftovers", "parties")],
         *[(f"5{noun}", "5") for noun in ("个苹果", "元", "分钟", "公里", "平方米", "名乘客", "倍", "개", "명", " руб")],
+        *[(f"5{noun}", "5") for noun in "米 千克 千米 克 斤 两 升 毫米 立方厘米 只 本 页 度 块 角 道 米/秒 千瓦 百分点".split()],
+        *[(f"5{noun}", "5") for noun in "个三角形 （个） 双 公顷 冊 마리 兆瓦 张纸".split()],
+        (r"8\text{ kg}", "8千克"), ("8 kg", "8公斤"), (r"60^\circ", "60度"), ("5 yuan", "5元"), ("8 km", "8公里"), ("8 km", "8千米"),
+        ("8 m²", "8平方米"), ("8 square meters", "8 m^2"), ("8 cm^3", "8立方厘米"), ("8 m/s", "8米/秒"), ("8 km/h", "8千米/小时"),
+        ("60 km per hour", "60 km/h"), ("5 mm", "5 millimeters"), ("5 ml", "5毫升"), ("5 mL", "5 ml"), ("5 L", "5 liters"),
+        ("5 MW", "5 megawatts"), ("5 kW", "5 kw"), ("5 KB", "5 kB"), ("5 Km", "5 km"), ("5 CM", "5 cm"), ("5 MPH", "5 mph"),
+        ("5 Minutes", "5 minutes"), ("5 MIN", "5 min"), ("5 LB", "5 lb"),
         # after values that are no plain numbers
         (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}"), (r"3\pi\text{ cm}^2", r"3\pi"), (r"\frac{\pi}{2} radians", r"\pi/2"),
         (r"2^{10}\text{ ways}", "2^{10}"), (r"10! \text{ ways}", "10!"), ("3 p.m.", "3 PM"),
@@ -169,7 +219,13 @@ SAME = {
         (r"\bigl(1, 2\bigr)", "(1, 2)"), (r"\text{\boxed{\mathbf{3}}}", "3"), (r"\textbf{Monday}", "monday"),
         (r"\mathrm{cos}", "cos"), (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{bmatrix} 1 \\ 2 \end{bmatrix}"),
         (r"\varnothing", r"\emptyset"),
-        (r"\begin{vmatrix} a & b \\ c & d \end{vmatrix}", r"\begin{matrix} a & b \\ c & d \end{matrix}"),
+        (r"\begin{vmatrix} a & b \\ c & d \end{vmatrix}", r"\begin{vmatrix}a&b\\c&d\end{vmatrix}"),
+        *[(f"{first}1{row}3{last}", r"\begin{pmatrix}1\\3\end{pmatrix}") for first, row, last in MATRICES],
+        (r"\begin{bmatrix}0.5&x\\2&3\end{bmatrix}", r"\begin{pmatrix}\frac12&x\\\frac{4}{2}&3.0\end{pmatrix}"),
+        (r"\\begin{pmatrix}1\\\\3\\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
+        (r"2\alpha", "2α"), (r"\lambda = 3", "λ = 3"), (r"\frac{\alpha}{2}", "α/2"), (r"0.\bar{3}", r"0.\overline{3}"),
+        (r"\lbrack 1,3\rbrack", "[1, 3]"), (r"A \backslash B", r"A \setminus B"), (r"\sqrt[3]2", r"\sqrt[3]{2}"),
+        ("①、③", "①③"), ("①", "1"),
         (r"\\frac{x}{2}", "x/2"), (r"\\left( 1, 2 \\right)", "(1, 2)"), (r"\\text{a \\\\ b}", r"a \\ b"),
         (r"\lvert x \rvert", "|x|"), ("New  York", "new york"), ('"12"', "12"), ("“New York”", "new york"),
         ("'12'", "12"), ("**12**", "12"), ("12.", "12"), ("12<|im_end|>", "12"), ("\u200f12\u200b", "12"), ("３", "3"),
@@ -187,11 +243,13 @@ DIFFERENT = {
     ],
     "what changes a number": [
         *[(f"5{word}", "5") for word in ("万", "个半小时", "元五角", "分之一", "又二分之一", "만", "億", "십", "割")],
+        *[(f"5{word}", "5") for word in "千 百 亿 半 打 打鸡蛋 千元 百万 万吨 千人 多 多个月 余 成 兆 个以上 点五 是错的".split()],
         *[(f"5{sign}", "5") for sign in ("!", "^2", "⁴", "i", "x", r"\pi", " degrees below zero", " times ten")],
     ],
     "units and names": [
         ("5 cm", "5 m"), ("$5", "5 cents"), ("£5", "5 lb"), ("5 min", "5 m"), ("5 s", "5 m"), ("5 cm^2", "5 cm"),
-        ("50%", "50 cm"),
+        ("50%", "50 cm"), ("5 mW", "5 MW"), ("5 mm", "5 Mm"), ("5 kB", "5 kb"), ("5 MPa", "5 mPa"), ("5 MB", "5 Mb"),
+        ("8克", "8千克"), ("8米", "8 cm"), ("8千克", "8 g"), ("8斤", "8 kg"), ("8平方米", "8 m"), ("8角", "8元"),
         ("x = 3", "y = 3"), ("x_{1} = 3", "x_2 = 3"), (r"2\sqrt{3} cm", r"2\sqrt{3} m"), ("x=3 or x=4", "y=3 or y=4"),
     ],
     "equations": [
@@ -206,6 +264,11 @@ DIFFERENT = {
         ("1, 2", "1, 3"), ("1, 2, 2", "1, 2"), ("(1,2,3)", "(1,2)"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 12 \end{pmatrix}"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 \end{pmatrix}"),
+        *[(rf"\begin{{pmatrix}}1\\2{last}", r"\begin{pmatrix}1\\2\end{pmatrix}") for last in (r"\\0\end{pmatrix}", "")],
+        (r"\begin{array}{c} 2 \\ 1 \end{array}", r"\begin{array}{c} 1 \\ 2 \end{array}"),
+        (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{Vmatrix}1&2\\3&4\end{Vmatrix}"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "(1, 2)"), ("①③", "13"), ("γ", r"\alpha"),
     ],
     "LaTeX and text": [
         (r"\frac{2}{3}^2", "2/3^2"), (r"\frac42!", "4/2!"), (r"\frac123", "1/23"), (r"\frac{1}{2x}", "1/2x"),
@@ -233,7 +296,7 @@ SIGNS = r"""\le=≤ \leq=≤ \leqslant=≤ <==≤ \ge=≥ \geq=≥ \geqslant=≥
 \div=÷ \div=/ \infty=∞ \pi=π \theta=θ \cup=∪ \cap=∩ \emptyset=∅ \varnothing=∅ \pm=± \in=∈ \to=→ \mid=| \lvert=| \rvert=|
 \dots=... \ldots=…"""
 SPACES = [*r"\, \; \: \! \quad \qquad \displaystyle \left \big \Big \bigl ~".split(), r"\ "]
-ENDS = "<|endoftext|> <|im_end|> <|eot_id|> <|eom_id|> <|end_of_text|> <|end|> <|return|> <end_of_turn> <eos> </s> <｜end▁of▁sentence｜>"
+ENDS = "<|endoftext|> <|eom|> <|eos|> <|endofturn|> <|im_end|> <|eot_id|> <|eom_id|> <|end_of_text|> <|end|> <|return|> <end_of_turn> <eos> </s> <｜end▁of▁sentence｜>"
 
 
 def test_no_number_word_is_a_unit():
@@ -257,7 +320,7 @@ def test_styles_signs_and_spaces_have_one_spelling():
         assert answers_match(f"x {sign} y", f"x {other} y"), pair
     for space in SPACES:
         assert answers_match(f"f{space}(1+x)", "f(1+x)"), space
-    for matrix in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "Vmatrix", "smallmatrix"):
+    for matrix in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix"):
         text = r"\begin{_} a & b \\ c & d \end{_}"
         assert answers_match(text.replace("_", matrix), text.replace("_", "pmatrix")), matrix
 
@@ -365,6 +428,7 @@ GOLDS = [
     ("5 apples", "5 apples"), (4, "4"), (7.0, "7"), (7.25, "7.25"), (1e-7, "1e-07"), (True, "True"),
     (Decimal("2.50"), "2.50"), (Fraction(1, 2), "1/2"), (Decimal("0.1234567890123456789"), "0.1234567890123456789"),
     (np.float32(7), "7"), (np.array(["2", "3"]), ["2", "3"]), ({"ground_truth": "4", "style": "rule"}, "4"),
+    ("#### 12 apples", "12 apples"), ("The answer is 12, as 5+7=12.", "12"), ("故选C．", "C"), ("Answer: World War 2", "World War 2"),
     ({"ground_truth": ["4"]}, "4"), ({"ground_truth": ["2", 3]}, ["2", "3"]),
     ('{"style": "rule", "ground_truth": ["2"]}', "2"),
     ('{"ground_truth": 0.1234567890123456789}', "0.1234567890123456789"), ('{"ground_truth": ', '{"ground_truth":'),
@@ -379,13 +443,17 @@ PROSE = {
     "The sum is 153.": "153", "There are 12 apples in the box.": "12", "Jo ends up with 7 marbles": "7",
     "Her share of it is 50%.": "50%", "He earns $1,234.50 in all.": "1234.5",
     "The temperature is -3 degrees today.": "-3", "总和是153。": "153", "小明有5个苹果。": "5",
+    "Answer: There are 12 apples.": "12", "5+7=12\nThe answer is that there are 12 apples.": "12", "答：一共有12个苹果。": "12",
+    "The answer is a total of 12.": "12", "答：这个数是12。": "12", "#### There are 12 apples": "12",
+    "12 is the number of apples.": "12", r"Answer: There are $12$ apples.": "12", "共有12个三角形。": "12",
 }  # fmt: skip
 NO_PROSE = [
     "New York", "World War 2", "5 apples", "60 km per hour", "3, 4", "2 sin x", "x is 3", "It is five.",
     "The roots are 2 and 3.", "It took 3 hours and 20 minutes.", "The ratio is 3 : 5.", "The time is 12:30.",
     "It is not 3.", "There are 5 dozen eggs", "Then there are 3 and a half apples.", "It is 20 degrees below zero.",
     r"The length is $3\sqrt{2}$.", "The result is 3x + 2.", "It costs 5 million dollars", "一共用了5个半小时",
-    r"The value is \boxed{3 or 4",
+    r"The value is \boxed{3 or 4", "It is the square root of 2", "There are at least 3 cats", "She has 3 hours and a quarter.",
+    "一共有5万个苹果", "不到5个苹果", "There are two or 3 cats", "It is fx/2 of it", "It is twenty 3 of them",
 ]  # fmt: skip
 
 
@@ -408,6 +476,37 @@ def test_the_gold_of_prose_is_its_only_number(text):
 def test_a_number_that_is_a_part_of_the_gold_is_not_the_gold(text):
     """`5` for `5 dozen`, or one root of two, would be a wrong answer with a reward of 1."""
     assert read_gold(text) == (text, False)
+
+
+SENTENCES = [
+    "The answer is a total of 12.", "The answer is exactly 12.", "The answer is equal to 12.", "答：这个数是12。", "答：小明比小红多12个。",
+    "Answer: There are $12$ apples in the box.", "The answer is that there are **12** apples.", "答：一共有**12**个苹果。",
+    "<answer>There are 12 apples.</answer>", r"\boxed{\text{There are 12 apples}}", "#### There are 12 apples",
+    "## Answer\nShe has 12 apples.", "答：共12千克。", "Answer: She pays $12.00 in all.", "5 apples? No.\nAnswer: She has 12.",
+]  # fmt: skip
+NO_SENTENCES = [
+    "at least 12", "more than 12", "less than 12", "not 12", "half of 12", "minus 12", "three or 12", "twenty 12", "twelve and 12 dozen",
+    "between 11 and 12", "version 12x", "the square root of 12", "around 12 million", "a 12/x", "ab - 12", "ab12", "about 12!",
+    "no 12", "超过12万", "不是12", "大约12打", "一共12个半",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SENTENCES)
+def test_the_only_number_is_the_answer(text):
+    """A right answer in a sentence, as word problems end, scored 0."""
+    assert accuracy_reward(text, "12") == 1.0
+    assert accuracy_reward(text, "5") == accuracy_reward(text, "-12") == accuracy_reward(text, "B") == 0.0
+
+
+@pytest.mark.parametrize("text", NO_SENTENCES)
+def test_other_words_change_the_number(text):
+    for answer in (f"The answer is {text}.", rf"\boxed{{\text{{{text}}}}}", f"答：{text}。"):
+        assert accuracy_reward(answer, "12") == 0.0
+
+
+def test_a_name_with_a_number_is_text():
+    assert answers_match("route 66", "route 66.") and not answers_match("highway 66", "route 66")
+    assert accuracy_reward("The answer is Apollo 11.", "Apollo 11") == 1.0
 
 
 def test_gold_with_and_without_marker():
@@ -466,6 +565,9 @@ HUGE = {
     "joined by and": r"\boxed{1} and " * (M // 15) + r"\boxed{2}", "joined by commas": ",".join([r"\boxed{1}"] * 10_000),
     "joined long boxes": " or ".join([rf"\boxed{{{'{x}' * 300}}}"] * 1_000),
     "names": r"\boxed{1}" + "a_aaaa=  " * 99 + r"x = \boxed{2}", "power": "#### 10**10**10",
+    "thoughts": "[THINK]" * (M // 7), "channels": "<|channel|>final" * (M // 16),
+    "first block": "<a>" + "</a>" * (M // 4), "open block": "<" + "a" * M + ">" + "</" * 999, "options": "选 " * (M // 2),
+    "bold": "Answer: " + "**" * (M // 2), "stars and words": "答：" + "**a" * (M // 3), "bare titles": "\nAnswer" * (M // 7),
     "tower": r"\boxed{10^{10^{10}}}", "exponent": "#### 1e999999999", "commas": "#### " + "1," * 50_000,
 }  # fmt: skip
 DENSE = [
@@ -473,7 +575,8 @@ DENSE = [
     "x=", "x_", "(1,2),", "[1,(2,", r"\sqrt", "^{", "½", "% ", "({[", r"\{", r"\frac{a{b}", "$", "10^9", " 111",
     r",\!111", r",\! ", r"\,", "\\\\", r"\\a", "1+", "1=", "1+1=", "1+(", "1)", "+ ", "1!", "(1", "1+\\sqrt{", "1,111+",
     "'", '"', "“", "</s>", "<", r"\text{{", "(x)/", r"/(\sqrt{", r"/\frac", "^a", "_{", "ab ", r"\a ", "illion ",
-    "ten-", "√(", "x²", "₂", "1 million ", "5个", "(a, ", "a=1,", "^(1",
+    "ten-", "√(", "x²", "₂", "1 million ", "5个", "(a, ", "个", "个/", "元 ", r"\begin{matrix}", r"\begin{array}{c}1&", "&", r"\\[4pt]", "α",
+    "①", "there ", "mW ", "square ", "千", "kilo", "a=1,", "^(1",
 ]  # fmt: skip
 LIMIT = 0.05  # seconds; the worst take 0.01, and what backtracks takes minutes
 
@@ -483,6 +586,7 @@ def fastest(function) -> float:
     times = []
     for _ in range(9):
         answers.parse.cache_clear()
+        answers.normalize.cache_clear()
         start = time.process_time()
         function()
         times.append(time.process_time() - start)
@@ -541,7 +645,8 @@ FORMS = [
     r"\boxed{{{0}}}", r"\boxed{{\${0:,}}}", "The answer is {0:,}.", "The answer is ${0}.00.",
     "**Answer:** {0} more apples", "Answer: {0} months", r"\boxed{{{0} \text{{ times}}}}", r"The answer is \({0:,}\).",
     "答案是{0}个苹果。", r"\boxed{{x = {0}}}", r"\boxed{{{0}}}. The answer is correct.", "<answer>{0} minutes</answer>",
-    "### Final Answer\n{0}\n", r"\boxed{{{0}\%}}",
+    "### Final Answer\n{0}\n", r"\boxed{{{0}\%}}", "The answer is that there are {0:,} apples.", "答：一共有**{0}**个苹果。",
+    "### 答案\n{0}", "<|channel|>final<|message|>Answer: {0}.<|return|>", "答案是{0}千克，所以选它。", "[/THINK]Answer: She has {0}.",
 ]  # fmt: skip
 
 
