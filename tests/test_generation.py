@@ -28,7 +28,7 @@ def test_tokens_follow_the_softmax(name, monkeypatch):
     An unset top_k is 50 in transformers, so the vocabulary is larger.
     """
     monkeypatch.setitem(IDS, "vocab_size", 80)
-    lm = random_lm("llama", scale=1.5)
+    lm = random_lm("llama", scale=6.0)
     tokens = rollout(lm, [[5, 6, 7]], 10_000, name=name, temperature=1.3, max_new_tokens=1)["completions"]
     probs = (lm(torch.tensor([[5, 6, 7]])).logits[0, -1].detach() / 1.3).softmax(-1)
     counts = torch.bincount(tokens[:, 0], minlength=80)
