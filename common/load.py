@@ -85,8 +85,10 @@ def load_lm(name, args, model_class, **settings):
     if info["mismatched_keys"]:
         wrong = sorted(weight for weight, *_ in info["mismatched_keys"])
         raise Exit(f"model {name}: weights have other shapes: {', '.join(wrong[:3])}")
-    if args.gradient_checkpointing:
-        lm.gradient_checkpointing_enable({"use_reentrant": False})
+    if args.gradient_checkpointing:  # transformers 6 has the first name alone
+        name = "activation_checkpointing_enable"
+        enable = getattr(lm, name, None) or lm.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     torch.set_num_threads(1 if lm.num_parameters() < SMALL_MODEL else share)
@@ -103,6 +105,8 @@ def load_policy(args, accelerator):
     lm, missing = load_lm(name, args, transformers.AutoModelForCausalLM)
     if missing:  # they would be random
         raise Exit(f"model {name}: weights are missing: {', '.join(sorted(missing)[:3])}")
+    if any("Classification" in kind for kind in lm.config.architectures or ()):  # a tied head loads
+        raise Exit(f"model {name}: a {lm.config.architectures[0]} is no language model")
     eos = lm.generation_config.eos_token_id
     eos = eos if isinstance(eos, list) else [eos]
     stop_tokens = sorted({tokenizer.eos_token_id, end_token(tokenizer), *eos} - {None})
@@ -233,8 +237,20 @@ def load_prompts(args, tokenizer):
     if args.max_steps and args.prompts_per_step > 2 * len(prompts):
         problem = f"is more than twice the {len(prompts)} training prompts: lower it"
         raise Exit(f"--prompts_per_step {args.prompts_per_step} {problem}")
+    check_positions(max(len(x.ids) for x in prompts + eval_prompts) + args.max_new_tokens, args)
+    samples = args.eval_samples if args.eval_temperature else 1
+    print0(f"an evaluation samples {len(eval_prompts)} prompts x {samples} completions")
     print0(f"first prompt: {tokenizer.decode(prompts[0].ids[-500:])!r}")
     return prompts, eval_prompts
+
+
+def check_positions(longest, args):
+    """Raise Exit if the longest row of `longest` tokens exceeds the positions of the model."""
+    config = transformers.AutoConfig.from_pretrained(model_path(args.model_name_or_path))
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit and longest > limit:
+        rows = f"rows of {longest} tokens are longer than its {limit} positions"
+        raise Exit(f"model {args.model_name_or_path}: {rows}: lower --max_new_tokens")
 
 
 def load_data(read, args, tokenizer, read_eval=None):
@@ -253,6 +269,9 @@ def load_data(read, args, tokenizer, read_eval=None):
         evaluation, eval_summary = (read_eval or read)(eval_rows, args, tokenizer)
     if not train or not evaluation:
         raise Exit(f"not enough data: training: {summary}; evaluation: {eval_summary}")
+    trained = {repr(example.prompt) for example in train}
+    if shared := sum(repr(example.prompt) in trained for example in evaluation):
+        eval_summary += f", {shared} of them also in training"
     if args.eval_prompts and args.eval_prompts < len(evaluation):
         evaluation = pick(evaluation, args.eval_prompts, args.seed)
         eval_summary += f", {len(evaluation)} of them"
@@ -397,10 +416,14 @@ def read_prompts(rows, args, tokenizer):
                 examples[key] = Prompt(ids, prompt, gold, columns, in_thought)
                 from_prose += is_prose
     prompts = [x for x in examples.values() if len(x.ids) <= args.max_prompt_tokens]
+    unknown = sum(tokenizer.unk_token_id in prompt.ids for prompt in prompts)
+    if prompts and unknown == len(prompts):
+        raise Exit(f"the tokenizer cannot write the prompts: {tokenizer.decode(prompts[0].ids)!r}")
     counts = {
         "repeated rows merged": number - len(examples),
         "longer than --max_prompt_tokens dropped": len(examples) - len(prompts),
         "gold answers read from prose": from_prose,
+        "with characters that the tokenizer does not know": unknown,
     }
     return prompts, summarize(f"{len(prompts)} prompts", counts)
 
@@ -558,6 +581,8 @@ def prompt_messages(prompt, columns, args):
         messages[users[-1]] = last | {"content": text}
     system = args.system_prompt or columns.get("system")
     if system:  # templates accept only one
+        if not isinstance(system, str):
+            raise Exit("column system: expected text")
         others = [message for message in messages if message["role"] != "system"]
         messages = [{"role": "system", "content": system}, *others]
     return messages

@@ -138,7 +138,11 @@ def test_missing_weights_are_damage(checkpoint):
     "name, value, says",
     [
         ("script", "ppo", "script (checkpoint: ppo, now: grpo)"),
-        ("processes", 2, "processes (checkpoint: 2, now: 1)"),
+        (
+            "processes",
+            2,
+            "processes (checkpoint: 2, now: 1): start a new run from it by tools/checkpoint_to_model.py",
+        ),
         ("mixed_precision", "bf16", "mixed_precision (checkpoint: bf16, now: no)"),
         ("gone", 1, "gone (checkpoint: 1, now: None)"),
     ],
@@ -225,7 +229,7 @@ def test_checkpoint_becomes_a_model(name, options, tmp_path):
     """The weights of a checkpoint have other names than those of a model, and no config."""
     import checkpoint_to_model
 
-    sizes = dict(prompts_per_step=4, group_size=4, max_new_tokens=16, pairs_per_step=4, eval_prompts=2, eval_every=0)
+    sizes = dict(prompts_per_step=8, group_size=8, max_new_tokens=40, pairs_per_step=4, eval_prompts=2, eval_every=0)
     sizes |= dict(max_steps=2, save_every=1)
     words = [f"--{option}={value}" for option, value in sizes.items() if hasattr(script(name).Args, option)]
     script(name).main([*words, *options, "--output_dir", str(tmp_path / "run")])

@@ -20,7 +20,7 @@ def facts(page):
     return [re.sub(r"^# .*\n", "", block, flags=re.MULTILINE) for block in code], rows
 
 
-def test_the_chinese_readme_has_the_code_and_the_numbers_of_the_english_one():
+def test_both_readmes_have_the_same_numbers():
     code, rows = facts("README.zh.md")
     assert len(code) >= 4 and len(rows) >= 7
     assert (code, rows) == facts("README.md")
@@ -33,7 +33,7 @@ def table(page, title):
     return [[re.sub("[*†,]", "", cell).strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def test_the_recipes_are_those_of_the_configurations():
+def test_recipes_are_those_of_configs():
     head, _, *rows = table("docs/theory.zh.md", "论文配方")
     rows = {row[0]: row[1:] for row in rows}
     for i, link in enumerate(head[1:]):
@@ -55,8 +55,8 @@ def test_the_recipes_are_those_of_the_configurations():
         assert (float(low), float(high)) == (float(config["clip_low"]), float(config["clip_high"])), link
 
 
-def test_the_errors_are_in_the_words_of_the_code():
-    sources = [*ROOT.glob("harness/*.py"), ROOT / "tools/names.py"]
+def test_quoted_errors_are_the_codes():
+    sources = [*ROOT.glob("common/*.py"), *ROOT.glob("*.py")]
     nodes = [node for file in sources for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
     words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     messages = re.findall(r"^\| `([^`]+)` \|", read("docs/run.zh.md").split("常见的十种报错")[1], re.MULTILINE)

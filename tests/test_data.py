@@ -364,6 +364,20 @@ def test_csv_rows_that_do_not_fit(row, says, tmp_path):
     assert "cannot be read" in message and says in message
 
 
+def test_shared_prompts_are_counted(tmp_path, capsys):
+    path = write(tmp_path / "train.jsonl", numbered(4))
+    write(tmp_path / "test.jsonl", [{"prompt": f"question {i}"} for i in (3, 4, 1)])
+    load(path)
+    assert "evaluation: 3 prompts, 2 of them also in training" in capsys.readouterr().out
+
+
+def test_words_that_the_tokenizer_cannot_write(tmp_path, capsys):
+    rows = [{"prompt": "é" * i + "2+2?"} for i in (0, 1)]
+    load_rows(tmp_path, rows)
+    assert "1 with characters that the tokenizer does not know" in capsys.readouterr().out
+    assert "the tokenizer cannot write the prompts: '<unk>2+2?'" in error_of(write(tmp_path / "b.jsonl", rows[1:]))
+
+
 def test_csv_cells_are_text(tmp_path):
     """A decimal in the column rounded large integers, and 007 was 7."""
     cells = ["9007199254740993", "0.5", "007", "", "NA", "1.10"]

@@ -21,7 +21,7 @@ PAGES = sorted(
 TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which tells of options that are gone
 
 
-def test_the_readme_has_the_results_of_the_bare_commands():
+def test_the_readme_has_measured_results():
     registered = registry.Registration(registry.CLAIMS)
     runs = unpack.runs(unpack.RESULTS / "pages.jsonl")
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1].split("\n## ")[0]
@@ -38,7 +38,7 @@ def test_the_readme_has_the_results_of_the_bare_commands():
         assert len(scores) == 5 and any(name in line and row in line for line in text.splitlines()), row
 
 
-def test_the_readme_has_the_difference_that_its_command_prints():
+def test_the_readme_shows_real_differences():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     command, printed = re.search(r"```bash\npython ([^\n]* --text)\n```\n```diff\n(.*?)```", text, re.DOTALL).groups()
 
@@ -67,7 +67,7 @@ def anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_link_of_a_page_leads_somewhere(page):
+def test_links_lead_somewhere(page):
     text = page.read_text(encoding="utf-8")
     text = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
     wrong = []
@@ -82,10 +82,11 @@ def test_each_link_of_a_page_leads_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_name_and_each_test_of_a_page_is_there(page):
+def test_named_things_exist(page):
     text = page.read_text(encoding="utf-8")
     for name, target in re.findall(r"\[`([\w.]+)`\]\(([\w./]+\.py)\)", text):
-        assert name.split(".")[-1] in (page.parent / target).read_text(encoding="utf-8"), f"{name} in {target}"
+        file = page.parent / target
+        assert name == file.stem or name.split(".")[-1] in file.read_text(encoding="utf-8"), f"{name} in {target}"
     tests = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/test_*.py"))
     assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == []
 
@@ -99,29 +100,25 @@ def options():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_option_beside_a_script_is_one_of_its_options(page):
+def test_commands_have_known_options(page):
     """In commands `accelerate launch SCRIPT.py ...` and `python SCRIPT.py ...`."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     wrong = []
     for name, words in re.findall(rf"\b({'|'.join(ALL)})\.py((?: +[^\s`|#]+)*)", text):
         fields = script(name).Args.__dataclass_fields__
         for option in re.findall(r"(?<=\s)--(\w+)", words):
-            if option in NAMES_ELSEWHERE and page.name == "run.md":
-                continue
             if option not in fields and option.removeprefix("no_") not in fields and option not in ("config", "help"):
                 wrong.append(f"{name}.py --{option}")
     assert not wrong
 
 
 @pytest.mark.parametrize("page", TODAY, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_option_of_underscores_is_an_option(page):
+def test_mentioned_options_exist(page):
     text = page.read_text(encoding="utf-8")
     named = set(re.findall(r"`--([a-z]\w*_\w*)(?=[ `=])", text))
     assert named - options() - FOREIGN == set()
 
 
-# docs/run.md shows how the command line answers other projects' names, and a misspelt one.
-NAMES_ELSEWHERE = {"num_generations", "steps_per_generation", "lerning_rate"}
 # Of Accelerate's launcher.
 FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu", "main_process_port", "machine_rank"}
 
@@ -150,7 +147,7 @@ def cells(line):
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def test_the_table_of_speed_is_that_of_the_turns():
+def test_the_speed_table_is_measured():
     found = []
     for file in sorted((ROOT / "lab/results/throughput").glob("*.json")):
         for turns in json.loads(file.read_text(encoding="utf-8")).values():
@@ -161,7 +158,7 @@ def test_the_table_of_speed_is_that_of_the_turns():
     assert len(found) == 6 and sorted(rows) == sorted(found)
 
 
-def test_the_tables_of_the_gpu_are_those_of_its_output():
+def test_the_gpu_tables_are_measured():
     """Of each kept line: the rollouts (seconds, tokens a second, time of a token) and the updates, unless with the fused
     norms that fast/ had then."""
     lines = (ROOT / "lab/results/throughput/gpu-2026-11-23.jsonl").read_text(encoding="utf-8").splitlines()

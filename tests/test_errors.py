@@ -22,7 +22,9 @@ from testbed import ROOT, SCRIPTS, metric_rows, script
 SMALL = "--prompts_per_step 4 --group_size 4 --max_new_tokens 24 --max_steps 3".split()
 SMALL += "--eval_prompts 3 --eval_samples 4 --eval_every 2".split()
 PAIRS = "--pairs_per_step 4 --eval_every 2 --max_steps 3 --learning_rate 1e-4".split()
-OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | {"dapo": [*SMALL, "--max_new_tokens", "40"]} | {"dpo": PAIRS, "reward_model": PAIRS}
+OPTIONS = (
+    dict.fromkeys(SCRIPTS, SMALL) | {"dapo": [*SMALL, "--max_new_tokens", "40"]} | {"dpo": PAIRS, "reward_model": PAIRS}
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What people feed the scripts: special tokens, blanks of tokenizers, chat templates, JSON as text, numbers."""
+"""What people feed the scripts: special tokens, blanks of tokenizers, chat templates, numbers and dates."""
 
 import decimal
 import json
@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from common.batches import decode_completions
-from common.rewards import accuracy_reward
-from harness.chat import dialogue_text, encode_completions, end_token, read_text
-from harness.errors import InputError
-from rows import PLAIN, USER, load, load_pairs, load_rows, make_args, make_tokenizer, pairs_from, say, text_of, write
+from common.load import dialogue_text, end_token, read_text
+from common.pairs import encode_completions
+from common.rewards import accuracy_reward, decode_completions
+from common.run import Exit
+from rows import USER, load, load_pairs, load_rows, make_args, make_tokenizer, pairs_from, say, text_of, write
 
 TEMPLATES = Path(__file__).parent / "templates"
 SPECIAL = (
@@ -46,14 +46,14 @@ def sampled(tokenizer, *texts):
     return decode_completions(tokenizer, batch)
 
 
-def test_a_models_own_special_tokens_stay_in_the_text_and_nothing_behind_the_stop_token_does():
+def test_special_tokens_stay_in_the_text():
     tokenizer = special_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL, "#"]})
     texts = ["#### 3", *(f"a{token}b" for token in SPECIAL), "<think>hm</think><answer>3</answer>"]
     assert [completion.text for completion in sampled(tokenizer, *texts)] == texts
 
 
-def test_a_thought_between_special_tokens_is_none_of_the_answer():
+def test_thoughts_between_special_tokens():
     completions = sampled(special_tokenizer(), r"<think>\boxed{3}", r"<think>\boxed{4}</think>\boxed{3}")
     assert [accuracy_reward(completion.text, "3") for completion in completions] == [0.0, 1.0]
 
@@ -78,7 +78,7 @@ def prepending(kind):
 
 
 @pytest.mark.parametrize("kind", ["normalizer", "always", "first", "none"])
-def test_a_completion_has_no_blank_that_nobody_wrote(kind, tmp_path):
+def test_no_blank_that_nobody_wrote(kind, tmp_path):
     tokenizer = prepending(kind)
     texts = [("2", "3"), (" 2", "\n2"), ("\n\n2", "\n\n\n2")]
     pairs = pairs_from(tmp_path, tokenizer, *(("1+1=", *pair) for pair in texts))
@@ -119,7 +119,7 @@ COMPLETIONS = {  # {template and words for it: (the prompt, {answer: its complet
     "template, words, prompt, answer, completion",
     [(*key, prompt, *item) for key, (prompt, answers) in COMPLETIONS.items() for item in answers.items()],
 )
-def test_the_answer_of_a_pair_stands_where_the_template_puts_it(template, words, prompt, answer, completion, tmp_path):
+def test_answers_stand_where_the_template_says(template, words, prompt, answer, completion, tmp_path):
     tokenizer = special_tokenizer(template)
     chosen = {"call": CALL, "thought": THOUGHT}.get(answer, say(answer))
     row = {"prompt": "1+1?", "chosen": [chosen], "rejected": [say("3")]}
@@ -129,22 +129,22 @@ def test_the_answer_of_a_pair_stands_where_the_template_puts_it(template, words,
     assert alone.ids == pair.prompt and alone.starts_in_thought == prompt.endswith("<think>\n")
 
 
-def test_only_a_special_token_at_the_end_replaces_the_end_of_a_completion():
+def test_other_ends_replace_the_end():
     tokenizer = special_tokenizer("channels")
     open_end, call = encode_completions(["<|channel|>2", "<|channel|>2<|call|>"], tokenizer)
     assert open_end == [*call[:-1], end_token(tokenizer)] != call
 
 
-def test_a_template_that_takes_the_prompts_thought_back_is_refused_with_the_row(tmp_path):
+def test_templates_that_rewrite_the_prompt(tmp_path):
     rows = [{"prompt": text, "chosen": "2", "rejected": "3"} for text in ("1+1?", "x" * 500)]
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(Exit) as caught:
         load_rows(tmp_path, rows, special_tokenizer("closed"), load_pairs, chat_template_kwargs='{"thinking": true}')
     line = str(caught.value)
     assert line.startswith("row 1: ") and "'<User>1+1?<Assistant><think>'" in line
     assert "<Assistant></think>2<|im_end|>'" in line and "\n" not in line and len(line) < 300
 
 
-def test_calls_and_thoughts_of_a_prompt_reach_the_template(tmp_path):
+def test_calls_and_thoughts_reach_the_template(tmp_path):
     messages = [*USER, CALL, {"role": "tool", "content": "4"}]
     row = {"messages": [*messages, say("#### 4")], "tools": [{"name": "f"}]}
     tokenizer = special_tokenizer("plain")
@@ -153,7 +153,7 @@ def test_calls_and_thoughts_of_a_prompt_reach_the_template(tmp_path):
     assert '[{"name": "f"}]' in text and '<tool_call>{"name": "f"}</tool_call>' in text and prompt.gold == "4"
     (prompt,) = load_rows(tmp_path, [{"prompt": [*USER, THOUGHT]}], special_tokenizer("channels"))
     assert "<|channel|>analysis<|message|>hm" in text_of(prompt.ids, tokenizer)
-    with pytest.raises(InputError, match="^row 1: .*chat template"):
+    with pytest.raises(Exit, match="^row 1: .*chat template"):
         load_rows(tmp_path, [row], make_tokenizer())
 
 
@@ -165,13 +165,13 @@ def test_calls_and_thoughts_of_a_prompt_reach_the_template(tmp_path):
         ("plain", "tool_calls", ([{"function": 1}], [{"function": 2}])),
     ],
 )
-def test_pairs_that_differ_in_thought_or_call_alone_are_pairs(template, key, values, tmp_path):
+def test_pairs_may_differ_in_thought_alone(template, key, values, tmp_path):
     row = ("1+1?", *([{"role": "assistant", key: value}] for value in values))
     (pair,) = pairs_from(tmp_path, special_tokenizer(template), row)
     assert pair.chosen != pair.rejected
 
 
-def test_a_begun_answer_is_continued_by_the_given_one(tmp_path):
+def test_a_begun_answer_is_continued(tmp_path):
     tokenizer = special_tokenizer("plain")
     begun = [{"role": "user", "content": "1+1?"}, say("It is")]
     (pair,) = pairs_from(tmp_path, tokenizer, (begun, " 2", " 3"))
@@ -186,41 +186,26 @@ def test_no_content_is_an_empty_text():
 
 
 @pytest.mark.parametrize("key, value", [("content", 3), ("content", [{"type": "image"}]), ("role", None)])
-def test_what_is_no_text_is_refused_by_row_and_key(key, value, tmp_path):
+def test_what_is_no_text_is_refused(key, value, tmp_path):
     rows = [{"prompt": USER}, {"prompt": [*USER, {"role": "assistant", key: value}]}]
-    with pytest.raises(InputError, match=rf"^row 2: column prompt: .*{key}"):
+    with pytest.raises(Exit, match=rf"^row 2: column prompt: .*{key}"):
         load_rows(tmp_path, rows, special_tokenizer("plain"))
 
 
-# --- columns that hold JSON as text ---
+# --- tools and golds ---
 
 
-def test_a_csv_file_has_messages_tools_and_golds_as_text(tmp_path, datasets):
-    cells = {
-        "prompt": [json.dumps(USER), '{"a": 1}', '[{"a": 1}]'],  # the last two are texts
-        "reward_model": ['{"ground_truth": "4"}', '{"ground_truth": ["2", "3"]}', '{"ground_truth": "5"}'],
-        "tools": ['[{"name": "f"}]', "", ""],
-    }
-    path = tmp_path / "rows.csv"
-    datasets.Dataset.from_dict(cells).to_csv(path)
+def test_tools_are_a_list(tmp_path):
     tokenizer = special_tokenizer("plain")
-    prompts = load(path, tokenizer, eval_dataset=str(path), reward=["accuracy"])[0]
-    assert [prompt.prompt for prompt in prompts] == [USER, *cells["prompt"][1:]]
-    assert [prompt.gold for prompt in prompts] == ["4", ["2", "3"], "5"]
-    assert ['"name": "f"' in text_of(prompt.ids, tokenizer) for prompt in prompts] == [True, False, False]
+    rows = [{"prompt": "a"}, {"prompt": "a", "tools": []}, {"prompt": "a", "tools": None}]
+    first, *others = load_rows(tmp_path, rows, tokenizer)
+    assert all(prompt.ids == first.ids for prompt in others)
+    for column, value in (("Tools", "hammer"), ("chat_template_kwargs", "[1]")):
+        with pytest.raises(Exit, match=f"^row 1: .*{column}"):
+            load_rows(tmp_path, [{"prompt": "a", column.lower(): value}], tokenizer)
 
 
-def test_tools_as_text_may_be_none_and_are_else_a_list(tmp_path):
-    for tokenizer in (special_tokenizer("plain"), PLAIN):
-        rows = [{"prompt": "a"}, *({"prompt": "a", "tools": text} for text in ("[]", "null", ""))]
-        first, *others = load_rows(tmp_path, rows, tokenizer)
-        assert all(prompt.ids == first.ids for prompt in others)
-        for column, value in (("tools", "hammer"), ("chat_template_kwargs", "[1]")):
-            with pytest.raises(InputError, match=f"^row 1: .*{column}"):
-                load_rows(tmp_path, [{"prompt": "a", column: value}], tokenizer)
-
-
-def test_golds_may_be_decimals_and_lists_of_which_any_is_right(tmp_path, datasets):
+def test_golds_may_be_decimals_and_lists(tmp_path, datasets):
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_dict({"prompt": ["a"], "answer": [decimal.Decimal("2.50")]}).to_parquet(path)
     ((prompt,), _) = load(path, eval_dataset=str(path))
@@ -243,7 +228,7 @@ PARTS = [{"role": "system", "content": "Add."}, *USER]
         ({"prompt": "2+2?", "system": None}, "2+2?"),
     ],
 )
-def test_a_system_column_is_the_system_turn_of_prompts_and_pairs(row, text, tmp_path):
+def test_a_system_column_is_the_system_turn(row, text, tmp_path):
     """As in orca_dpo_pairs. --system_prompt replaces it."""
     row |= {"chosen": "4", "rejected": "5"}
     (prompt,) = load_rows(tmp_path, [row])
@@ -253,42 +238,14 @@ def test_a_system_column_is_the_system_turn_of_prompts_and_pairs(row, text, tmp_
     assert text_of(prompt.ids) == "New.\n\n2+2?"
 
 
-def test_a_system_column_tells_prompts_apart(tmp_path):
+def test_system_columns_tell_prompts_apart(tmp_path):
     rows = [{"prompt": "2+2?", "system": system} for system in ("Add.", "Multiply.", "Add.")]
     assert len(load_rows(tmp_path, rows)) == 2
-    with pytest.raises(InputError, match="^row 1: column system: expected text"):
+    with pytest.raises(Exit, match="^row 1: column system: expected text"):
         load_rows(tmp_path, [{"prompt": "2+2?", "system": 3}])
 
 
-# --- numbers and dates as they were written ---
-
-
-def test_golds_of_parquet_are_the_numbers_that_were_written(tmp_path, datasets):
-    """1.1 in float32 is 1.100000023841858 as a Python float; a sum in float64 stays what it is."""
-    import pyarrow
-    import pyarrow.parquet
-
-    def struct(values, type):
-        rows = [{"ground_truth": value} for value in values]
-        return pyarrow.array(rows, pyarrow.struct([("ground_truth", type)]))
-
-    float16, float32 = pyarrow.float16(), pyarrow.float32()
-    columns = {  # {name: (column, golds)}
-        "answer": (pyarrow.array([1.1, None], float32), ["1.1", None]),
-        "half": (pyarrow.array([1.1, 2.5], float16), ["1.1", "2.5"]),
-        "computed": (pyarrow.array([0.1 + 0.2, 1 / 3]), ["0.30000000000000004", "0.3333333333333333"]),
-        "several": (pyarrow.array([[1.1, 0.3], [0.7]], pyarrow.list_(float32)), [["1.1", "0.3"], "0.7"]),
-        "reward_model": (struct([1.1, 0.3], float32), ["1.1", "0.3"]),
-        "verl": (struct([[1.1, 0.3], None], pyarrow.list_(float16)), [["1.1", "0.3"], None]),
-    }
-    table = pyarrow.table({"prompt": ["a", "b"]} | {name: column for name, (column, _) in columns.items()})
-    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    datasets.Dataset(table).save_to_disk(tmp_path / "saved")
-    for path in (tmp_path / "rows.parquet", tmp_path / "saved"):
-        for name, (_, golds) in columns.items():
-            prompts, _ = load(path, eval_dataset=str(path), answer_column=name, eval_split="train")
-            assert [prompt.gold for prompt in prompts] == golds, (path, name)
-        assert prompts[0].columns["answer"] == 1.1  # what a reward function gets
+# --- dates and digits as they were written ---
 
 
 def test_dates_stay_text(tmp_path):
@@ -302,11 +259,11 @@ def test_dates_stay_text(tmp_path):
             assert prompt.gold == prompt.columns["answer"] == "2024-01-01"
 
 
-def test_digits_of_a_csv_file_stay_beside_an_empty_cell(tmp_path):
+def test_digits_stay_beside_an_empty_cell(tmp_path):
     """As floats, 2^53 + 1 becomes 2^53."""
     (tmp_path / "train.csv").write_text("prompt,answer,level\na,9007199254740993,1\nNA,,2\nc,0.1,3\n", encoding="utf-8")
     other = write(tmp_path / "other.jsonl", [{"prompt": "other"}])
     prompts, _ = load(tmp_path, eval_dataset=str(other))
     assert [prompt.gold for prompt in prompts] == ["9007199254740993", None, "0.1"]
     assert [prompt.prompt for prompt in prompts] == ["a", "NA", "c"]
-    assert [prompt.columns["level"] for prompt in prompts] == [1, 2, 3]
+    assert [prompt.columns["level"] for prompt in prompts] == ["1", "2", "3"]

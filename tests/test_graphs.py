@@ -48,7 +48,7 @@ def test_tokens_and_log_probs_are_those_of_the_growing_cache(kind, name, narrow)
     greedy = [sample(policy, prompts, graphs, temperature=0)[0] for graphs in (False, True)]
     assert torch.equal(*greedy)
     found = (sample(policy, prompts, True, seed=seed) for seed in range(9))
-    completions, sampled, batch = next(one for one in found if one[0].shape[1] > 4)
+    _, sampled, batch = next(one for one in found if one[0].shape[1] > 4)
     assert batch["completion_mask"].sum(dim=1).unique().numel() > 2
     logprobs, _ = policy(batch)
     assert float((logprobs - sampled).abs().max()) < 1e-5

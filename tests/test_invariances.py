@@ -8,6 +8,7 @@ rollout is split, padded, ordered, packed and spread over processes.
 """
 
 import copy
+import dataclasses
 import functools
 
 import pytest
@@ -15,11 +16,9 @@ import torch
 from accelerate import Accelerator
 
 import attention
-from harness.data import load_data
-from harness.loading import load_policy, load_tokenizer
-from harness.metrics import Metrics
-from harness.pairs import pair_batches, read_pairs
-from harness.reward_models import load_reward_model
+from common.load import load_data, load_policy, load_tokenizer
+from common.masked import Means
+from common.pairs import pair_batches, read_pairs
 from testbed import (
     PAIRS,
     SCRIPTS,
@@ -72,7 +71,7 @@ SIZES |= dict(kl_coef=0.04, entropy_coef=0.01, max_grad_norm=0.0)  # clipped gra
 
 
 def prepared(name, **options):
-    """(module, args, policy, reference, batch) of a rollout of 16 completions, in one micro-batch."""
+    """(module, args, lm, reference, batch) of a rollout of 16 completions, in one micro-batch."""
     module, args, *rest = problem(name, groups=4, **SIZES)
     args.clip_low, args.clip_high, _ = bounds(name)
     for option, value in options.items():
@@ -80,11 +79,11 @@ def prepared(name, **options):
     return module, args, *rest
 
 
-def updated(module, args, policy, reference, batch, accelerator=None):
+def updated(module, args, lm, reference, batch, accelerator=None):
     """The gradients of both updates, by the script's own `update`, and its metrics."""
     accelerator = accelerator or Accelerator(cpu=True)
-    model, groups = trainable(module, args, policy)
-    recorder, metrics = MovingRecorder(model, groups), Metrics()
+    model, groups = trainable(module, args, lm)
+    recorder, metrics = MovingRecorder(model, groups), Means()
     module.update(accelerator, model, reference, recorder, batch, args, metrics)
     return recorder.steps, metrics.reduce(accelerator)
 
@@ -156,11 +155,6 @@ def padded(batch):
     return wide
 
 
-def unshared(batch):
-    """Return the batch without what says which prompts are equal."""
-    return {column: values for column, values in batch.items() if column != "prompt_index"}
-
-
 def in_other_order(batch):
     return shuffled(batch, torch.arange(16).view(4, 4)[[3, 0, 2, 1]].flatten())
 
@@ -168,7 +162,6 @@ def in_other_order(batch):
 CHANGES = {  # options of the second update, its batch, and what a script does that has another gradient
     "padding": ({}, padded, PADDING.format("token")),
     "order of groups": (dict(micro_batch_size=5), in_other_order, ORDER.format("token", "group")),
-    "prompts of each row": (dict(micro_batch_size=10), unshared, PASSES.format("token")),  # rows by their length
 }
 
 
@@ -185,28 +178,35 @@ def test_gradient_is_invariant(name, options, change, why):
     same(updated(*rest, change(batch)), expected(name), why)
 
 
-@pytest.fixture
-def packing(monkeypatch):
-    """fast/packing.py, whose attention is a loop here."""
-    packing = pytest.importorskip("fast.packing")
-    monkeypatch.setattr(packing, "varlen_attn", attention.varlen_attn)
-    packing.register_packed_sdpa()
+@pytest.fixture(params=["shared prompts", "packed"])
+def speed_up(request, monkeypatch):
+    """`speed_up` of fast/; packed attention is a loop here."""
+    shortcuts = pytest.importorskip("fast.shortcuts")
+    if request.param == "packed":
+        packing = pytest.importorskip("fast.packing")
+        monkeypatch.setattr(packing, "varlen_attn", attention.varlen_attn)
+        packing.register_packed_sdpa()
+        find = shortcuts.find_shortcuts
+        monkeypatch.setattr(shortcuts, "find_shortcuts", lambda *inputs: dataclasses.replace(find(*inputs), packs=True))
+    return shortcuts.speed_up
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_gradient_is_invariant_to_packing(name, packing):
-    module, args, policy, reference, batch = prepared(name, micro_batch_size=5)
-    attention.pack(policy)
-    same(updated(module, args, policy, reference, batch), expected(name), PASSES.format("token"))
+def test_gradient_is_invariant_to_fast(name, speed_up):
+    module, args, lm, reference, batch = prepared(name, micro_batch_size=5, fast=True)
+    for model in (lm, reference):
+        speed_up(model, Accelerator(cpu=True))
+    same(updated(module, args, lm, reference, batch), expected(name), PASSES.format("token"))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_gradient_is_invariant_to_processes(name):
-    """One of the two has three groups, in three micro-batches, and the other has one."""
+    """One of the two has the longer completions."""
 
     def one_process(accelerator):
         *rest, batch = prepared(name, micro_batch_size=5)
-        rows = [torch.arange(12), torch.arange(12, 16)][accelerator.process_index]
+        lengths = batch["completion_mask"].view(4, -1).sum(dim=1)
+        rows = torch.arange(16).view(4, 4)[lengths.sort().indices].view(2, 8)[accelerator.process_index]
         return updated(*rest, shuffled(batch, rows), accelerator)
 
     expected(name)
@@ -239,15 +239,15 @@ def prepared_pairs(name, **options):
 def prepared_pairs_once(name):
     module = script(name)
     args = module.Args(pairs_per_step=20, max_grad_norm=0.0, micro_batch_size=64)
-    tokenizer = load_tokenizer(args)
+    accelerator, tokenizer = Accelerator(cpu=True), load_tokenizer(args.model_name_or_path)
     pairs = load_data(read_pairs, embedded_pairs(module), tokenizer)[0][:20]
     if hasattr(args, "beta"):
-        model, accelerator = load_policy(args, tokenizer, Accelerator(cpu=True)), Accelerator(cpu=True)
+        _, model = load_policy(args, accelerator)
         pairs = module.add_ref_logprobs(accelerator, model, pairs, args)
         shifts = [(-60, -5, 10, 5, 60, -10, 2)[i % 7] for i in range(20)]
         pairs = [pair._replace(ref_chosen=pair.ref_chosen + x) for pair, x in zip(pairs, shifts, strict=True)]
     else:
-        model = load_reward_model(args.model_name_or_path, args, new_head=True).train()
+        model = module.load_reward_model(args.model_name_or_path, args, new_head=True).train()
         torch.nn.init.normal_(model.lm.score.weight, std=0.1, generator=torch.Generator().manual_seed(0))
         swapped = [pair._replace(chosen=pair.rejected, rejected=pair.chosen) for pair in pairs]
         pairs = [(pair, other)[i % 2] for i, (pair, other) in enumerate(zip(pairs, swapped, strict=True))]
@@ -257,7 +257,7 @@ def prepared_pairs_once(name):
 def updated_pairs(module, args, model, pairs, accelerator=None):
     """The gradient of one optimizer step, by the script's own `update`, and its metrics."""
     accelerator = accelerator or Accelerator(cpu=True)
-    recorder, metrics = GradientRecorder(model, model.parameters()), Metrics()
+    recorder, metrics = GradientRecorder(model, model.parameters()), Means()
     module.update(accelerator, model, recorder, pairs, args, metrics)
     return recorder.steps, metrics.reduce(accelerator)
 
@@ -282,7 +282,6 @@ CHANGES_OF_PAIRS = {
     "micro-batches of 10": (dict(micro_batch_size=10), dict, COMPANY.format(*COMPLETIONS)),
     "order": (dict(micro_batch_size=10), None, ORDER.format("pair", "row")),
     "padding": ({}, padded, PADDING.format("pair")),
-    "prompts of each row": ({}, unshared, PASSES.format("pair")),
 }
 
 
@@ -298,11 +297,11 @@ def test_gradient_of_pairs_is_invariant(name, options, change, why, monkeypatch)
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_gradient_of_pairs_is_invariant_to_packing(name, packing):
-    module, args, model, pairs = prepared_pairs(name)
-    if not hasattr(model, "fast"):
-        pytest.skip("a model of scores is not packed")
-    attention.pack(model)
+def test_gradient_of_pairs_is_invariant_to_fast(name, speed_up):
+    module, args, model, pairs = prepared_pairs(name, fast=True)
+    if not hasattr(module, "completion_logprobs"):
+        pytest.skip("a model of scores has no shortcuts")
+    speed_up(model, Accelerator(cpu=True))
     same(updated_pairs(module, args, model, pairs), expected_pairs(name), PASSES.format("pair"))
 
 

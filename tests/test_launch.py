@@ -31,9 +31,7 @@ def test_two_processes_take_the_same_step(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if hasattr(script(name), "History")])
-def test_two_processes_share_the_history(
-    name, tmp_path, monkeypatch
-):
+def test_two_processes_share_the_history(name, tmp_path, monkeypatch):
     # A history of prompts that fall now to one process, now to the other.
     lines = (EMBEDDED["embedded"] / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(lines[20:26]), encoding="utf-8")

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import grpo
-from common.load import end_token, load_tokenizer, save_model
+from common.load import end_token, load_prompts, load_tokenizer, save_model
 from common.run import Exit
 from rows import GEMMA, gemma_tokenizer
 from small_models import (
@@ -133,6 +133,23 @@ def test_no_remote_code(tmp_path):
 def test_a_classifier_is_no_policy(tmp_path):
     folder = small_model(tmp_path / "untied", AutoModelForSequenceClassification, "llama")
     assert ": lm_head.weight" in refused(policy_of, folder)
+
+
+def test_tied_classifier_is_no_policy(tmp_path):
+    """Its head is the embedding, so no weight is missing."""
+    folder = small_model(tmp_path / "tied", AutoModelForSequenceClassification, "llama", tie_word_embeddings=True)
+    assert "is no language model" in refused(policy_of, folder)
+
+
+@pytest.mark.parametrize(
+    "kind, sizes",
+    [("gpt2", dict(n_embd=32, n_layer=1, n_head=2, n_positions=16)), ("llama", dict(max_position_embeddings=16))],
+)
+def test_rows_longer_than_the_positions(kind, sizes, tmp_path):
+    folder = small_model(tmp_path / "short", AutoModelForCausalLM, kind, **sizes)
+    args = grpo.Args(model_name_or_path=str(folder), max_new_tokens=24)
+    with pytest.raises(Exit, match="are longer than its 16 positions: lower --max_new_tokens"):
+        load_prompts(args, load_tokenizer(str(folder)))
 
 
 def test_classifier_of_a_language_model(tmp_path):

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import ppo
 from common.masked import moments
@@ -207,6 +207,16 @@ def test_critic_needs_the_token_ids(tmp_path):
         ppo.load_critic(args, lm, tokenizer)
     args.critic_path = str(EMBEDDED["embedded"])
     with pytest.raises(Exit, match="score.weight"):
+        ppo.load_critic(args, lm, tokenizer)
+
+
+def test_critic_needs_a_linear_score(tmp_path):
+    _, args, tokenizer, lm = embedded("ppo")
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, num_labels=1)
+    BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    args.critic_path = str(tmp_path)
+    with pytest.raises(Exit, match="no linear head `score`"):
         ppo.load_critic(args, lm, tokenizer)
 
 

@@ -112,6 +112,7 @@ def test_unscored_rows_get_the_group_mean():
         ("['one', 0.0, 0.0]", "failed: ValueError: .*'one'"),
         ("[0.0, 1.0]", "returned 2 values for 3 completions"),
         ("1.0", "failed: TypeError"),
+        ("[float(c[0]['content']) for c in completions]", "failed: TypeError: .*completions are texts"),
         ("[1 / (c != 's1') for c in completions]", "failed: ZeroDivisionError: division by zero"),
     ],
 )

@@ -109,13 +109,15 @@ def test_undefined_terms_are_null(log):
     assert json.loads(line, parse_constant=pytest.fail)["reward_terms"] == {"mine": None}
 
 
-@pytest.mark.parametrize("name, dead", [(name, value) for name, (value, _) in SUSPICIOUS.items()])
-def test_warning_after_five_idle_steps(name, dead, log, capsys):
+@pytest.mark.parametrize("name", SUSPICIOUS)
+def test_warning_after_five_idle_steps(name, log, capsys):
+    dead = -2 if name == "value/explained_variance" else SUSPICIOUS[name][1]
     values = [dead] * 4 + [0.9] + [dead] * 7
     for step, value in zip(log.steps(0), values, strict=False):
         log.write(step, {name: value})
     lines = [line for line in capsys.readouterr().out.splitlines() if "5 steps in a row" in line]
-    assert lines == [f"{SUSPICIOUS[name][1]} for 5 steps in a row ({name} {dead}): see docs/watch.md"]
+    assert lines == [f"{SUSPICIOUS[name][2]} for 5 steps in a row ({name} {dead}): see docs/watch.md"]
+    assert log.accelerator.check_trigger() == (name == "reward/unscored")  # it stops with a checkpoint
 
 
 @pytest.mark.parametrize(
@@ -179,9 +181,21 @@ def test_trackers_know_the_folder(tmp_path, monkeypatch):
     assert options["init_kwargs"]["wandb"] == {"name": "a-name"}
 
 
-@pytest.mark.parametrize("name", ["tensorbord", "all"])  # Accelerate passes over them silently
-def test_unknown_tracker_is_refused(name, tmp_path):
-    assert f"--report_to {name}: not an installed tracker" in refusal(tmp_path, "--report_to", name)
+@pytest.mark.parametrize("name, says", [("tensorbord", "no tracker"), ("comet_ml", "pip install comet_ml")])
+def test_tracker_that_is_not_there(name, says, tmp_path):
+    """Accelerate passes over it silently."""
+    assert refusal(tmp_path, "--report_to", name) == f"--report_to {name}: {says}"
+
+
+def test_run_without_any_reward_stops(tmp_path, capsys):
+    (tmp_path / "judge.py").write_text(
+        "def judge(completions, **_):\n    return [None] * len(completions)\n", encoding="utf-8"
+    )
+    with pytest.raises(Exit, match="stopped at step 5"):
+        train(tmp_path / "run", "--reward", f"{tmp_path}/judge.py:judge", "--max_steps", 9, "--eval_every", 0)
+    printed = capsys.readouterr().out
+    assert "no completion got a reward for 5 steps in a row" in printed and "step 1, reward none: " in printed
+    assert (tmp_path / "run" / "checkpoints" / "step-00000005").exists()
 
 
 # --- a loss that is not finite ---

@@ -70,7 +70,9 @@ def test_different_log_probs_of_the_sampler_warn_once(monkeypatch, capsys):
     prompts = embedded_prompts()[:4]
     module.rollout(lm, tokenizer, prompts, 2, 1.0, 1.0, (0,), args)
     assert "log-probs differ" not in capsys.readouterr().out
-    monkeypatch.setattr(shortcuts, "logprobs_of_states", lambda *inputs: [x + 0.01 for x in logprobs_of_states(*inputs)])
+    monkeypatch.setattr(
+        shortcuts, "logprobs_of_states", lambda *inputs: [x + 0.01 for x in logprobs_of_states(*inputs)]
+    )
     for seed in range(2):
         module.rollout(lm, tokenizer, prompts, 2, 1.0, 1.0, (seed,), args)
     assert capsys.readouterr().out.count("--fast: the log-probs differ by 0.0") == 1

@@ -33,9 +33,7 @@ from testbed import (
 NAMES = {
     "test_group_of_one_is_refused": FAMILY,
     # dapo's rounds: test_dapo.py
-    "test_seeds_of_steps_and_processes": [
-        name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")
-    ],
+    "test_seeds_of_steps_and_processes": [name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")],
     "test_max_steps_zero_only_evaluates": ["grpo"],  # what is printed and written does not depend on the script
     "test_bad_input_of_all_scripts": ["grpo"],
     "test_imports_have_no_side_effect": ["grpo"],  # all in one process

@@ -795,5 +795,7 @@ def test_reward_model(start, tmp_path):
         return -logsigmoid(good - bad) + o.center_coef * (good + bad) ** 2
 
     logs = train_on_pairs(model, pair_loss, pairs, held_out, o)
-    assert_same(run_script(script("reward_model"), tmp_path, start, {"dataset": data, **options, "max_steps": -1}), logs)
+    assert_same(
+        run_script(script("reward_model"), tmp_path, start, {"dataset": data, **options, "max_steps": -1}), logs
+    )
     assert_same_weights(tmp_path, start, model, AutoModelForSequenceClassification)

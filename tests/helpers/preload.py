@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from common.load import EMBEDDED, load_tokenizer
-from testbed import ALL, script
 
 torch.set_num_threads(1)
 load_tokenizer("embedded")

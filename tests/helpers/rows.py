@@ -65,7 +65,8 @@ def make_args(dataset, **options):
     defaults = dict(
         dataset=str(dataset), dataset_config=None, dataset_split="train", eval_dataset=None, eval_split=None,
         prompt_column=None, answer_column=None, system_prompt=None, prompt_template=None, max_prompt_tokens=512,
-        max_length=512, eval_prompts=0, seed=1, max_steps=0, reward=["format"], chat_template_kwargs=None,
+        max_length=512, eval_prompts=0, seed=1, max_steps=0,
+        model_name_or_path="embedded", max_new_tokens=8, eval_samples=1, eval_temperature=1.0, reward=["format"], chat_template_kwargs=None,
     )  # fmt: skip
     return SimpleNamespace(**defaults | options)
 

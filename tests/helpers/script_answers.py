@@ -290,7 +290,7 @@ def updated(module, inputs, table, args, dtype):
     batch = step_batch(inputs, table, dtype)
     tables = tables_of(inputs, batch, dtype)
     pieces = pieces_of(inputs, len(table))
-    refuse_unless(len({len(sum(process, [])) for process in pieces}) == 1, "all processes have equally many rows")
+    refuse_unless(len({sum(map(len, process)) for process in pieces}) == 1, "all processes have equally many rows")
     args.micro_batch_size = max(len(piece) for process in pieces for piece in process)
     has_critic = hasattr(module, "load_critic")
 

@@ -21,6 +21,7 @@ from common.masked import Means, completion_mask
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ONLY = os.environ.get("ONLY_SCRIPTS", "").split()  # of `pytest --script`; otherwise all are asked
+SHIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_model")  # of which the docs tell
 UPDATE = ("accelerator", "model", "reference", "optimizer", "batch", "args", "metrics")
 
 
@@ -28,16 +29,17 @@ def found():
     """{script: the arguments of its `compute_advantages`, or ""} of the scripts, which have a `class Args`."""
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("*.py"))}
     scripts = {name: source for name, source in sources.items() if re.search(r"^class Args\b", source, re.MULTILINE)}
-    scripts = {name: source for name, source in scripts.items() if name in ONLY or not ONLY}
+    scripts = {name: source for name, source in scripts.items() if name in (ONLY or SHIPPED)}  # no mine.py
     pattern = re.compile(r"^def compute_advantages\(([^)]*)\)", re.MULTILINE)
     return {name: "".join(pattern.findall(source)) for name, source in scripts.items()}
 
 
-SHIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_model")  # of which the docs tell
 ALL = sorted(found(), key=lambda name: (name != "grpo", name))
 FAMILY = [name for name in ALL if found()[name].startswith("rewards")]  # advantages by groups
 SCRIPTS = [name for name in ALL if found()[name]]
-READS_PAIRS = [name for name in ALL if re.search(r"\b(load|read)_pairs", (ROOT / f"{name}.py").read_text(encoding="utf-8"))]
+READS_PAIRS = [
+    name for name in ALL if re.search(r"\b(load|read)_pairs", (ROOT / f"{name}.py").read_text(encoding="utf-8"))
+]
 PAIRS = [name for name in READS_PAIRS if not found()[name]]  # a script may also make its pairs
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 

@@ -26,7 +26,9 @@ def sampled(accelerator, model, lm, tokenizer, module, args):
     with gathered_weights(model):
         for rank in range(accelerator.process_index, 2, accelerator.num_processes):
             seed = (3, rank)
-            found[rank] = module.rollout(lm, tokenizer, prompts[rank::2], 6, 1.0, 1.0, seed, args)["completions"].tolist()
+            found[rank] = module.rollout(lm, tokenizer, prompts[rank::2], 6, 1.0, 1.0, seed, args)[
+                "completions"
+            ].tolist()
     return dict(pair for pairs in gather_object([found]) for pair in pairs.items())
 
 
