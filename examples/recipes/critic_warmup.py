@@ -15,11 +15,10 @@ LINES = {
         policy_group["frozen"] = step <= args.critic_warmup_steps
         policy_group["lr"] = 0.0 if policy_group["frozen"] else lr
     """,
-    "optimizer.step()": """
-        policy_group = optimizer.param_groups[0]
-        if policy_group.get("frozen"):  # gradients of zero would still advance Adam's step count
-            for weight in policy_group["params"]:
+    'norm = accelerator.clip_grad_norm_(group["params"], args.max_grad_norm or math.inf)': """
+        if group.get("frozen"):  # gradients of zero would still advance Adam's step count
+            for weight in group["params"]:
                 weight.grad = None
-        optimizer.step()
+        norm = accelerator.clip_grad_norm_(group["params"], args.max_grad_norm or math.inf)
     """,
 }

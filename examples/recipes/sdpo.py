@@ -48,7 +48,8 @@ LINES = {
     """,
     'micro["old_logprobs"], _ = completion_logprobs(model, micro, args)': """
         micro["old_logprobs"], _ = completion_logprobs(model, micro, args)
-        micro["advantages"] = teacher_advantages(model, micro, args)
+        if "teacher" in micro:
+            micro["advantages"] = teacher_advantages(model, micro, args)
     """,
 }
 
