@@ -10,7 +10,7 @@ from testbed import ROOT
 
 EXAMPLES = ROOT / "examples"
 GYM = pytest.param("reasoning_gym_task", marks=pytest.mark.needs("reasoning_gym"))
-WITH_ARGUMENTS = ["calculator_task", "countdown", "gradient_variance", "json_task", GYM]
+WITH_ARGUMENTS = ["calculator_task", "countdown", "gguf_model", "gradient_variance", "json_task", GYM]
 
 
 def run(name, words, monkeypatch):

@@ -80,7 +80,7 @@ STEP = "--max_new_tokens 4 --eval_prompts 1 --eval_samples 1 --eval_k 1 --prompt
 def test_one_step_of_the_real_model(tmp_path, monkeypatch, capsys):
     source = importlib.util.find_spec(smollm2.PACKAGE).submodule_search_locations[0]
     model, run = tmp_path / "model", tmp_path / "run"
-    smollm2.check(model, *smollm2.convert(source, model))
+    smollm2.write_model(source, model)
     smollm2.write_problems(tmp_path, "sums", ["sum"])
     tosses = tmp_path / "tosses.py"  # no sum is right after four tokens, so that nothing would be learned
     code = "def toss(completions, **columns):\n    return [i % 2 for i in range(len(completions))]\n"
