@@ -55,17 +55,17 @@ def test_accuracy_is_plotted_if_it_is_rewarded_or_finds_answers(reward, right, r
 def test_what_moves_is_plotted_and_the_rest_is_named(run, capsys):
     """The reward even if it is flat; a metric that is flat in each of two runs if they differ."""
     rows = [{"step": step, "reward/mean": 0.0, "policy/ratio_max": 1.0, "policy/entropy": 0.5} for step in (1, 2, 3)]
-    rows[2] |= {"rollout/logprob_gap": 3e-7, "policy/entropy": 0.25, "reward_terms/x": 0.25, "reward_terms/y": 0.25}
+    rows[2] |= {"policy/approx_kl": 3e-7, "policy/entropy": 0.25, "reward_terms/x": 0.25, "reward_terms/y": 0.25}
     for row in rows[:2]:
-        row |= {"rollout/logprob_gap": 2e-7, "reward_terms/x": 0.0, "reward_terms/y": 0.0}
+        row |= {"policy/approx_kl": 2e-7, "reward_terms/x": 0.0, "reward_terms/y": 0.0}
     one = run("one", *rows)
     other = run("other", *(row | {"policy/ratio_max": 1.5} for row in rows))
     drawn = "reward/mean, reward_terms/x, policy/entropy"
     again = "Same curve: reward_terms/y = reward_terms/x."
-    flat = f"Flat: policy/ratio_max 1, rollout/logprob_gap 2e-07. {again}"
+    flat = f"Flat: policy/ratio_max 1, policy/approx_kl 2e-07. {again}"
     assert output_of(capsys, one) == (0, f"{one / 'metrics.png'}: {drawn}. {flat}")
     picture = one / "two.png"
-    flat = f"Flat: rollout/logprob_gap 2e-07. {again}"
+    flat = f"Flat: policy/approx_kl 2e-07. {again}"
     assert output_of(capsys, one, other, "-o", picture) == (0, f"{picture}: {drawn}, policy/ratio_max. {flat}")
 
 

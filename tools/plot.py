@@ -63,7 +63,6 @@ PANELS = {  # {name or pattern of a metric: title}, in this order
     "value/explained_variance": "variance the critic explains",
     "optim/grad_norm": "gradient norm before clipping",
     "optim/critic_grad_norm": "gradient norm of the critic",
-    "rollout/logprob_gap": "log-prob gap of the sampler",
 }
 # The first metric of each list that is logged gets a large panel.
 LARGE = [
