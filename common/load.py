@@ -85,9 +85,9 @@ def load_lm(name, args, model_class, **settings):
     if info["mismatched_keys"]:
         wrong = sorted(weight for weight, *_ in info["mismatched_keys"])
         raise Exit(f"model {name}: weights have other shapes: {', '.join(wrong[:3])}")
-    if args.gradient_checkpointing:  # transformers 6 has the first name alone
-        name = "activation_checkpointing_enable"
-        enable = getattr(lm, name, None) or lm.gradient_checkpointing_enable
+    if args.gradient_checkpointing:
+        method = "activation_checkpointing_enable"  # the only name in transformers 6
+        enable = getattr(lm, method, None) or lm.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
