@@ -75,8 +75,9 @@ def test_failing_reward_prints_its_traceback(tmp_path, capfd):
 
 
 def test_divergence_has_exit_code_1(tmp_path, capfd):
-    code, lines = ended("ppo", [*SMALL, "--critic_learning_rate", "1e30", "--output_dir", tmp_path], capfd)
-    assert code == 1 and len(lines) == 1 and "not finite" in lines[0]
+    options = ["--prompts_per_step", 32, "--critic_learning_rate", "1e30", "--output_dir", tmp_path]
+    code, lines = ended("ppo", [*SMALL, *options], capfd)
+    assert code == 1 and len(lines) == 1 and "training diverged" in lines[0]
 
 
 # --- signals ---

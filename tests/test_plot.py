@@ -62,7 +62,7 @@ def test_what_moves_is_plotted_and_the_rest_is_named(run, capsys):
     other = run("other", *(row | {"policy/ratio_max": 1.5} for row in rows))
     drawn = "reward/mean, reward_terms/x, policy/entropy"
     again = "Same curve: reward_terms/y = reward_terms/x."
-    flat = f"Flat: policy/ratio_max 1, policy/approx_kl 2e-07. {again}"
+    flat = f"Flat: policy/approx_kl 2e-07, policy/ratio_max 1. {again}"
     assert output_of(capsys, one) == (0, f"{one / 'metrics.png'}: {drawn}. {flat}")
     picture = one / "two.png"
     flat = f"Flat: policy/approx_kl 2e-07. {again}"

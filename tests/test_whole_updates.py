@@ -244,9 +244,9 @@ def adamw(*parameters, o):
 
 def step_of(optimizer, o, *models, frozen=()):
     """Clip the gradients of each model by a norm of its own, and step; return the norms before that."""
-    norms = [torch.nn.utils.clip_grad_norm_(model.parameters(), o.max_grad_norm) for model in models]
     for weight in frozen:
         weight.grad = None  # Adam counts no step
+    norms = [torch.nn.utils.clip_grad_norm_(model.parameters(), o.max_grad_norm) for model in models]
     optimizer.step()
     optimizer.zero_grad()
     return norms
