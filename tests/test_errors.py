@@ -23,7 +23,7 @@ SMALL = "--prompts_per_step 4 --group_size 4 --max_new_tokens 24 --max_steps 3".
 SMALL += "--eval_prompts 3 --eval_samples 4 --eval_every 2".split()
 PAIRS = "--pairs_per_step 4 --eval_every 2 --max_steps 3 --learning_rate 1e-4".split()
 FILTERS = [name for name in SCRIPTS if hasattr(script(name), "dynamic_sampling")]  # they need right completions
-OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | dict.fromkeys(FILTERS, [*SMALL, "--max_new_tokens", "40"])
+OPTIONS = dict.fromkeys(SCRIPTS, SMALL) | {name: [*SMALL, "--max_new_tokens", "40"] for name in FILTERS}
 OPTIONS |= {"dpo": PAIRS, "reward_model": PAIRS}
 
 
