@@ -12,7 +12,7 @@ from common.load import EMBEDDED
 from pinned_worker import pinned
 from processes import free_port, run_processes, start
 from small_run import same_run
-from testbed import PAIRS, ROOT, SCRIPTS, keeps_to_groups, metric_rows, script
+from testbed import PAIRS, ROOT, SCRIPTS, keeps_to_groups, learns_from_rewards, metric_rows, script
 
 QUICK = "--prompts_per_step 8 --group_size 4 --max_new_tokens 24 --eval_prompts 2 --eval_samples 4".split()
 QUICK += "--eval_every 2 --save_every 1".split()
@@ -24,6 +24,8 @@ def test_two_processes_take_the_same_step(name, tmp_path):
     # another number of micro-batches on each rank (its fillers must count for nothing).
     if not keeps_to_groups(script(name)):
         pytest.skip("the advantages depend on other groups: only `main` can count those of all processes")
+    if not learns_from_rewards(script(name), script(name).Args()):
+        pytest.skip("the reference of this batch is the policy, and as a teacher teaches nothing")
     result = run_processes("tests/helpers/worker.py", name, tmp_path, processes=2)
     assert result.returncode == 0, result.stderr
     one, two = worker.compared(name, tmp_path)

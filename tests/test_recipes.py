@@ -510,7 +510,7 @@ def test_two_calls_in_a_row_and_then_the_answer(most, last, modules, task, monke
     monkeypatch.setattr(module, "sample_turn", sample_turn)
     call_end = tokenizer.convert_tokens_to_ids("]")
     config = types.SimpleNamespace(eos_token_id=[1, call_end])
-    lm = types.SimpleNamespace(generation_config=config, device="cpu")
+    lm = types.SimpleNamespace(generation_config=config, device="cpu", call_end=call_end)
     prompt = Prompt(tokenizer.encode("47+85-29?"), "47+85-29?", "103", {})
     batch = module.rollout(lm, tokenizer, [prompt], 2, 1.0, 1.0, (0,), module.Args(max_new_tokens=most))
     second = "47+85-29?[47+85]=132\n"

@@ -43,7 +43,8 @@ def rollout(lm, tokenizer, prompts, n, temperature, top_p, seed, args):
 
     Its sampled_mask (R, T) is false where the calculator wrote.
     """
-    *stop_tokens, call_end = lm.generation_config.eos_token_id
+    call_end = getattr(lm, "call_end", None)  # of `load_policy`
+    stop_tokens = [token for token in lm.generation_config.eos_token_id if token != call_end]
     rows = [[] for _ in range(n * len(prompts))]  # (id, was it sampled) of each token
     active = list(range(len(rows)))  # rows that have not ended
     turn_prompts, copies = prompts, n
@@ -81,6 +82,6 @@ load_plain_policy = load_policy
 def load_policy(args, accelerator):
     """Load the policy, which also stops at the end of a call."""
     tokenizer, lm = load_plain_policy(args, accelerator)
-    call_end = tokenizer.convert_tokens_to_ids("]")
-    lm.generation_config.eos_token_id.append(call_end)  # `rollout` takes the last one
+    lm.call_end = tokenizer.convert_tokens_to_ids("]")
+    lm.generation_config.eos_token_id.append(lm.call_end)
     return tokenizer, lm
