@@ -185,7 +185,7 @@ def unpadded(lm, original=exact.probe_batch):
 def test_near_is_a_small_part_of_what_other_prompts_change_and_never_true_of_nan(dtype, share):
     lm = random_lm("qwen2").to(dtype)
     plain, wrong = torch.zeros(3), torch.tensor([0.0, 1.0, 0.5])
-    assert is_near(lm, plain + 0.9 * share, plain, wrong)
-    assert not is_near(lm, plain + 1.1 * share, plain, wrong)
+    assert is_near(lm, plain + 0.9 * share * wrong, plain, wrong)
+    assert not is_near(lm, plain + 1.1 * share * wrong, plain, wrong)
     assert not is_near(lm, plain + torch.nan, plain, wrong)
     assert not is_near(lm, plain, plain, wrong + torch.nan)
