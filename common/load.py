@@ -1,4 +1,4 @@
-"""Models and prompts, from the hub or from files."""
+"""Models, and rows of prompts or pairs, from the hub or from files."""
 
 import contextlib
 import copy
@@ -436,8 +436,6 @@ def split_columns(row, args):
         raise Exit(f"no column {answer_column} in {[*row]}: set --answer_column")
     answer = row.get(answer_column)
     if column is None and {"chosen", "rejected"} <= {*row}:
-        from common.pairs import split_row
-
         prompt, *_ = split_row(row, args)  # what both completions begin with
     elif column is None:
         raise Exit(f"no column prompt in {[*row]}: set --prompt_column")
@@ -447,6 +445,73 @@ def split_columns(row, args):
     if not has_text(prompt):
         raise Exit("the prompt is empty")
     return prompt, answer, {name: value for name, value in row.items() if name != column}
+
+
+def split_row(row, args):
+    """Return the prompt of a row, and its chosen and rejected completions as messages.
+
+    Without a prompt column, or where `chosen` and `rejected` are whole dialogues, the prompt is
+    their common prefix. A prompt that both completions repeat is taken off.
+    """
+    if not {"chosen", "rejected"} <= {*row}:
+        raise Exit(f"no columns chosen and rejected in {[*row]}")
+    chosen = read_text(row["chosen"], "chosen")
+    rejected = read_text(row["rejected"], "rejected")
+    column, prompt = read_prompt(row, args)
+    has_dialogues = isinstance(chosen, list) and len(chosen) > 1
+    if prompt is None or (has_dialogues and isinstance(prompt, str)):
+        prompt = common_prefix(chosen, rejected)
+        texts = {name for name in row if isinstance(row[name], str)}
+        others = texts - {"chosen", "rejected", *TEMPLATE_COLUMNS}
+        is_sure = has_turns(prompt) or not others
+        if column is None and not (has_text(prompt) and is_sure):
+            raise Exit(f"no column prompt in {[*row]}: set --prompt_column")
+    if chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    if not has_text(prompt):
+        raise Exit("the prompt is empty")
+    return prompt, as_answer(chosen, prompt), as_answer(rejected, prompt)
+
+
+def has_turns(prompt):
+    """Return whether a prompt is a list of messages, or text in the format of hh-rlhf."""
+    return isinstance(prompt, list) or prompt.endswith("\n\nAssistant:")
+
+
+def common_prefix(chosen, rejected):
+    """Return the longest common prefix of two dialogues, without trailing assistant turns.
+
+    For texts, it ends with the last word, or the last "Assistant:", that they share:
+    ("The sky is blue.", "The sky is brown.") -> "The sky is"
+    """
+    length = 0
+    for a, b in zip(chosen, rejected, strict=False):
+        if a != b:
+            break
+        length += 1
+    prefix = chosen[:length]
+    if isinstance(prefix, list):
+        while prefix and prefix[-1]["role"] == "assistant":
+            prefix = prefix[:-1]
+        return prefix
+    before, turn, _ = prefix.rpartition("\n\nAssistant:")  # Anthropic's hh-rlhf
+    if turn:
+        return before + turn
+    # Without blanks, as in Chinese, a word ends at anything but Latin letters and digits.
+    end = re.match(r"(.*)\s", prefix, re.DOTALL) or re.match(r"(.*[^a-zA-Z0-9])", prefix)
+    return end[1] if end else ""
+
+
+def as_answer(completion, prompt):
+    """Return a completion of a prompt, text or messages, as one assistant message."""
+    if isinstance(completion, str):
+        return {"role": "assistant", "content": completion}
+    roles = [message["role"] for message in completion]
+    if roles != ["assistant"]:
+        before = "text" if isinstance(prompt, str) else ", ".join(turn["role"] for turn in prompt)
+        found = ", ".join(roles) or "no turn"
+        raise Exit(f"expected one assistant turn after the prompt ({before}), found {found}")
+    return completion[0]
 
 
 def read_prompt(row, args):

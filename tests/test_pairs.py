@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.pairs import Pair, common_prefix, pair_batches, spread_pairs
+from common.load import common_prefix
+from common.pairs import Pair, pair_batches, spread_pairs
 from common.run import Exit
 from rows import (
     GEMMA,
