@@ -170,4 +170,4 @@ def main(argv=None):
     if args.max_steps:
         save_model(accelerator, model, tokenizer, folder)
     log.summary()
-    accelerator.end_training()
+    run.finish(accelerator)
