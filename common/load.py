@@ -111,6 +111,8 @@ def load_policy(args, accelerator):
     eos = eos if isinstance(eos, list) else [eos]
     stop_tokens = sorted({tokenizer.eos_token_id, end_token(tokenizer), *eos} - {None})
     print0(f"stop tokens: {' '.join(tokenizer.convert_ids_to_tokens(stop_tokens))}")
+    if not args.fast and name not in EMBEDDED:
+        print0("without --fast: sampling and updates take more time and memory (docs/run.md)")
     if args.lora_rank:
         lm = add_adapters(lm, args)
         accelerator.register_save_state_pre_hook(drop_frozen_weights)

@@ -57,9 +57,10 @@ def test_two_processes_share_the_history(name, tmp_path, monkeypatch):
 def test_processes_fill_equal_shares(name, tmp_path):
     # A process that has its groups early waits at no collective that the other one does not reach.
     (tmp_path / "mine.py").write_text(
-        "import os\n"
+        "import os, torch\n"
         "def mine(prompts, completions, **kwargs):\n"
         "    n = len(completions)\n"
+        "    with open(f\"seeds-{os.environ['RANK']}\", 'a') as f: f.write(f'{torch.initial_seed()}\\n')\n"
         "    informative = os.environ['RANK'] == '0'\n"
         "    return [float(i % 2 if informative or i < n // 2 else 0) for i in range(n)]\n",
         encoding="utf-8",
@@ -73,6 +74,8 @@ def test_processes_fill_equal_shares(name, tmp_path):
     assert row["sampling/rounds"] == 2 and row["sampling/keep_rate"] == 0.75
     assert row["sampling/surplus"] == 2  # the mean of 4 and 0 groups
     assert row["sampling/short"] == 0 and row["optim/grad_norm"] > 0
+    seeds = [seed for rank in (0, 1) for seed in (tmp_path / f"seeds-{rank}").read_text(encoding="utf-8").split()]
+    assert len(seeds) == 8 and len(set(seeds)) == 6  # two rounds, and two evaluations with the same seeds
 
 
 def kill_after_checkpoint(running, folder, step):
@@ -115,10 +118,10 @@ def test_processes_share_prompts(name, tmp_path):
     # R1-V#67, tt-metal#48829, unsloth-zoo#832: the same prompts or the same noise on every rank. The reward function
     # writes down what each process was given.
     (tmp_path / "spy.py").write_text(
-        "import json, os\n"
+        "import json, os, torch\n"
         "def spy(prompts, completions, **kwargs):\n"
-        "    rank = os.environ['RANK']\n"
-        "    with open(f'seen-{rank}.jsonl', 'a') as f: f.write(json.dumps([prompts, completions]) + '\\n')\n"
+        "    rank, seed = os.environ['RANK'], torch.initial_seed()  # what the sampler was seeded with\n"
+        "    with open(f'seen-{rank}.jsonl', 'a') as f: f.write(json.dumps([prompts, completions, seed]) + '\\n')\n"
         "    return [float(len(c)) for c in completions]\n",
         encoding="utf-8",
     )
@@ -130,10 +133,10 @@ def test_processes_share_prompts(name, tmp_path):
     seen = [(tmp_path / f"seen-{rank}.jsonl").read_text(encoding="utf-8").splitlines() for rank in (0, 1)]
     seen = [list(map(json.loads, lines)) for lines in seen]
     evaluations, steps, _ = zip(*seen, strict=True)
-    assert [len(prompts) for prompts, _ in evaluations] == [8, 8]  # three prompts on two processes: one filler
+    assert [len(prompts) for prompts, *_ in evaluations] == [8, 8]  # three prompts on two processes: one filler
     assert len({*evaluations[0][0], *evaluations[1][0]}) == 3
-    assert [len(set(prompts)) for prompts, _ in steps] == [2, 2] and not set(steps[0][0]) & set(steps[1][0])
-    assert steps[0][1] != steps[1][1]
+    assert [len(set(prompts)) for prompts, *_ in steps] == [2, 2] and not set(steps[0][0]) & set(steps[1][0])
+    assert len({call[2] for rank in seen for call in rank}) == 4  # both evaluations sample with the same
     row = metric_rows(tmp_path / "run")[0]
     counted = [len(c) for c in evaluations[0][1]] + [len(c) for c in evaluations[1][1][:4]]  # the filler is not counted
     assert row["eval/reward"] == pytest.approx(sum(counted) / 12)
