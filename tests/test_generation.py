@@ -61,9 +61,10 @@ def test_batch_of_a_rollout():
         assert not set(ids[:-1]) & set(stops) and (ids[-1] in stops) != cut and (len(ids) == 20 or not cut)
 
 
-def test_hostile_generation_config_is_ignored(tmp_path):
+def test_hostile_generation_config_is_ignored(tmp_path, capsys):
     # transformers 5 inherits each unset field from the checkpoint's generation_config (trl#5783, #6337, #6789).
     _, args, tokenizer, lm = embedded()
+    assert "--fast" not in capsys.readouterr().out
     (stop,) = lm.generation_config.eos_token_id
     lm.generation_config = GenerationConfig(
         do_sample=True, top_k=2, top_p=0.1, temperature=0.1, repetition_penalty=1.5, no_repeat_ngram_size=2,
@@ -74,6 +75,7 @@ def test_hostile_generation_config_is_ignored(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     args.model_name_or_path = str(tmp_path)
     _, loaded = load_policy(args, Accelerator(cpu=True))
+    assert "without --fast" in capsys.readouterr().out  # only a model of one's own is slow without it
     assert set(loaded.generation_config.eos_token_id) == {stop, 7}  # trl#7039: all stop tokens of the file count
     loaded.generation_config.eos_token_id = [stop]
     _, _, _, clean = embedded()
