@@ -48,6 +48,7 @@ def ask(tmp_path):
             (tmp_path / "adapter.py").write_text(adapter, encoding="utf-8")
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "80"}
+        environment.pop("CI", None)  # there pytest prints each failure's message twice
         command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider"]
         keep = {"capture_output": True, "text": True, "timeout": 240}
         result = subprocess.run(command, cwd=tmp_path, env=environment, **keep)
