@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import csv
 import json
 import os
 import re
@@ -220,8 +219,6 @@ def save_model(accelerator, model, tokenizer, folder, prefix=""):
 # TRL and verl, GSM8K, MATH, LLaMA-Factory and ms-swift, fine-tuning data
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "messages")
 ANSWER_COLUMNS = ("answer", "reward_model", "ground_truth", "solution")
-SPLITS = ("train", "test", "validation")
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -305,17 +302,15 @@ def load_splits(option, name, config=None):
     """Return {split: rows} of a file, a folder or a hub id."""
     path = Path(EMBEDDED.get(name, name)).expanduser()
     try:
-        if path.suffix in SUFFIXES:  # GSM8K comes as train.jsonl and test.jsonl
-            beside = {split: path.with_name(split + path.suffix) for split in SPLITS}
-            files = beside | {"train": path} if path.stem == "train" else {"train": path}
-        else:
-            files = {file.stem: file for file in sorted(path.glob("*")) if is_split(file)}
-        files = {split: file for split, file in files.items() if file.is_file() or split == "train"}
-        if files:
-            return {split: read_file(file) for split, file in files.items()}
+        if path.suffix in (".jsonl", ".json"):
+            return {"train": read_json(path)}
+        if files := sorted(path.glob("*.jsonl")):
+            return {file.stem: read_json(file) for file in files}
         import datasets  # takes a second
 
         datasets.disable_progress_bars()
+        if path.suffix == ".parquet":
+            return {"train": datasets.Dataset.from_parquet(str(path))}
         if Path(path, "dataset_dict.json").is_file() or Path(path, "state.json").is_file():
             saved = datasets.load_from_disk(path)
             return saved if isinstance(saved, dict) else {"train": saved}
@@ -325,40 +320,21 @@ def load_splits(option, name, config=None):
         raise Exit(f"{option} {name}: cannot be read: {problem}") from None
 
 
-def is_split(file):
-    """Return whether a file of a folder holds a split; config.json, for example, does not."""
-    return file.suffix == ".jsonl" or (file.stem in SPLITS and file.suffix in SUFFIXES)
+def read_json(path):
+    """Return the rows of a file of JSON lines, or of one JSON list.
 
-
-def read_file(path):
-    """Return the rows of a file. Numbers in a .csv file stay text, as they are written."""
-    if path.suffix == ".parquet":
-        import datasets
-
-        return datasets.Dataset.from_parquet(str(path))
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        if path.suffix == ".csv":
-            return read_csv(file)
-        text = file.read()  # `datasets` would turn the text 2024-01-01 into a timestamp
-    is_list = text.lstrip().startswith("[")
-    lines = json.loads(text) if is_list else text.split("\n")
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if is_list or line.strip():
-            with error_context(f"{'row' if is_list else 'line'} {number}"):
-                rows.append(line if is_list else json.loads(line))
-                if not isinstance(rows[-1], dict):
-                    raise ValueError("expected an object {column: value}")
-    return rows
-
-
-def read_csv(file):
-    """Return the rows of a .csv file, all of whose values are text."""
-    rows = []
-    for row in csv.DictReader(file, strict=True):
-        if None in row or None in row.values():
-            raise ValueError(f"row {len(rows) + 1} has more or fewer fields than the header")
-        rows.append(row)
+    `datasets` would turn the text 2024-01-01 into a timestamp, and round large integers.
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    if text.lstrip().startswith("["):
+        rows = json.loads(text)
+    else:
+        rows = []
+        for number, line in enumerate(text.split("\n"), 1):
+            with error_context(f"line {number}"):
+                rows += [json.loads(line)] if line.strip() else []
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("expected objects {column: value}")
     return rows
 
 
@@ -452,56 +428,27 @@ def split_columns(row, args):
 def split_row(row, args):
     """Return the prompt of a row, and its chosen and rejected completions as messages.
 
-    Without a prompt column, or where `chosen` and `rejected` are whole dialogues, the prompt is
-    their common prefix. A prompt that both completions repeat is taken off.
+    The prompt may also stand in front of both completions: in dialogues, or as in hh-rlhf.
     """
     if not {"chosen", "rejected"} <= {*row}:
         raise Exit(f"no columns chosen and rejected in {[*row]}")
     chosen = read_text(row["chosen"], "chosen")
     rejected = read_text(row["rejected"], "rejected")
     column, prompt = read_prompt(row, args)
-    has_dialogues = isinstance(chosen, list) and len(chosen) > 1
-    if prompt is None or (has_dialogues and isinstance(prompt, str)):
-        prompt = common_prefix(chosen, rejected)
-        texts = {name for name in row if isinstance(row[name], str)}
-        others = texts - {"chosen", "rejected", *TEMPLATE_COLUMNS}
-        is_sure = has_turns(prompt) or not others
-        if column is None and not (has_text(prompt) and is_sure):
-            raise Exit(f"no column prompt in {[*row]}: set --prompt_column")
+    if isinstance(chosen, list) and len(chosen) > 1 and not isinstance(prompt, list):
+        prompt = chosen[:-1]
+    elif column is None and isinstance(chosen, str) and isinstance(rejected, str):
+        is_same = [a == b for a, b in zip(chosen, rejected, strict=False)]
+        shared = chosen[: [*is_same, False].index(False)]
+        before, turn, _ = shared.rpartition("\n\nAssistant:")
+        prompt = before + turn  # Anthropic's hh-rlhf
+    if column is None and not prompt:
+        raise Exit(f"no column prompt in {[*row]}: set --prompt_column")
     if chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     if not has_text(prompt):
         raise Exit("the prompt is empty")
     return prompt, as_answer(chosen, prompt), as_answer(rejected, prompt)
-
-
-def has_turns(prompt):
-    """Return whether a prompt is a list of messages, or text in the format of hh-rlhf."""
-    return isinstance(prompt, list) or prompt.endswith("\n\nAssistant:")
-
-
-def common_prefix(chosen, rejected):
-    """Return the longest common prefix of two dialogues, without trailing assistant turns.
-
-    For texts, it ends with the last word, or the last "Assistant:", that they share:
-    ("The sky is blue.", "The sky is brown.") -> "The sky is"
-    """
-    length = 0
-    for a, b in zip(chosen, rejected, strict=False):
-        if a != b:
-            break
-        length += 1
-    prefix = chosen[:length]
-    if isinstance(prefix, list):
-        while prefix and prefix[-1]["role"] == "assistant":
-            prefix = prefix[:-1]
-        return prefix
-    before, turn, _ = prefix.rpartition("\n\nAssistant:")  # Anthropic's hh-rlhf
-    if turn:
-        return before + turn
-    # Without blanks, as in Chinese, a word ends at anything but Latin letters and digits.
-    end = re.match(r"(.*)\s", prefix, re.DOTALL) or re.match(r"(.*[^a-zA-Z0-9])", prefix)
-    return end[1] if end else ""
 
 
 def as_answer(completion, prompt):

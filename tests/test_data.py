@@ -1,7 +1,5 @@
 """common/load.py: formats of data, merging, evaluation data, tokens, bad input, and the order of prompts."""
 
-import csv
-import io
 import json
 from types import SimpleNamespace
 
@@ -63,37 +61,15 @@ def write_as(path, rows, datasets):
     elif path.suffix == ".parquet":
         datasets.Dataset.from_list(rows).to_parquet(path)
     else:
-        text = io.StringIO()
-        if ".csv" in path.suffixes:
-            writer = csv.DictWriter(text, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-        else:
-            text.write("\n".join(map(json.dumps, rows)) if ".jsonl" in path.suffixes else json.dumps(rows, indent=1))
-        data = text.getvalue().encode("utf-8-sig" if path.suffix == ".json" else "utf-8")
-        path.write_bytes(data)
+        path.write_text(json.dumps(rows, indent=1), encoding="utf-8-sig")  # with a byte order mark
     return path
 
 
-@pytest.mark.parametrize("suffix", ["", ".json", ".csv", ".parquet"])
+@pytest.mark.parametrize("suffix", ["", ".json", ".parquet"])
 def test_file_formats_agree(suffix, tmp_path, datasets):
-    """A file of .json has a byte order mark here, and a cell of .csv a line break."""
     rows = [{"question": f"{i}+2?", "answer": f"It is\n#### {i + 2}", "day": f"2024-01-{i + 1:02}"} for i in range(30)]
     expected = load(write(tmp_path / "rows.jsonl", rows), reward=["accuracy"])
     assert load(write_as(tmp_path / f"rows{suffix}", rows, datasets), reward=["accuracy"]) == expected
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_splits_beside_a_train_file(suffix, tmp_path):
-    """GSM8K lies on the disk as train.jsonl and test.jsonl; other files beside it are not read."""
-    paths = {split: tmp_path / f"{split}{suffix}" for split in ("train", "test", "validation")}
-    for split, path in paths.items():
-        write_as(path, [{"prompt": f"{split} {i}", "answer": str(i)} for i in range(2)], None)
-    (tmp_path / f"train-1{suffix}").write_bytes(b"{")
-    assert [p.prompt for side in load(paths["train"]) for p in side] == ["train 0", "train 1", "test 0", "test 1"]
-    paths["test"].unlink()
-    assert load(paths["train"])[1][0].prompt == "validation 0"
-    assert {p.prompt for side in load(paths["validation"]) for p in side} == {"validation 0", "validation 1"}
 
 
 def test_other_columns_by_name(tmp_path):
@@ -141,9 +117,9 @@ def test_equal_rows_merge(tmp_path, capsys):
 
 
 def test_long_prompts_are_dropped(tmp_path, capsys):
-    path = write(tmp_path / "train.jsonl", [{"prompt": "x" * n} for n in (3, 7, 4, 8, 5)])
+    write(tmp_path / "train.jsonl", [{"prompt": "x" * n} for n in (3, 7, 4, 8, 5)])
     write(tmp_path / "test.jsonl", [{"prompt": "y" * n} for n in (4, 9)])
-    train, evaluation = load(path, max_prompt_tokens=4)
+    train, evaluation = load(tmp_path, max_prompt_tokens=4)
     assert [len(p.ids) for p in train] == [3, 4]
     assert [len(p.ids) for p in evaluation] == [4]
     told = capsys.readouterr().out
@@ -295,7 +271,7 @@ FIRST = b'{"prompt": "a", "answer": "1"}'
         ([FIRST, b"", b'{"prompt": "b", '], "line 3", "cannot be read"),
         ([FIRST, b'{"prompt": "\xff", "answer": "1"}'], "", "cannot be read"),
         ([FIRST, b"[" * 100_000], "", "cannot be read"),
-        ([FIRST, b'["b"]'], "line 2", "expected an object"),
+        ([FIRST, b'["b"]'], "", "expected objects"),
         ([b'{"messages": "a", "answer": "1"}'], "row 1", "column messages: expected text or a list of messages"),
         ([b'{"prompt": [], "answer": "1"}'], "row 1", "column prompt: expected text or a list of messages"),
         ([b'{"prompt": [{"from": "human", "value": "a"}]}'], "row 1", "expected messages with 'role' and 'content'"),
@@ -351,23 +327,10 @@ def test_step_larger_than_the_data(tmp_path):
     load(path, max_steps=0, prompts_per_step=9, **options)  # only evaluates
 
 
-CSV = "question,answer,source\n"
-
-
-@pytest.mark.parametrize(
-    "row, says",
-    [("2+4?,=6,web,", "row 1 has more or fewer fields"), ("2+4?,=6", "row 1 has more or fewer fields"), ('"2+4?', "")],
-)
-def test_csv_rows_that_do_not_fit(row, says, tmp_path):
-    (tmp_path / "rows.csv").write_text(CSV + row + "\n", encoding="utf-8")
-    message = error_of(tmp_path / "rows.csv")
-    assert "cannot be read" in message and says in message
-
-
 def test_shared_prompts_are_counted(tmp_path, capsys):
-    path = write(tmp_path / "train.jsonl", numbered(4))
+    write(tmp_path / "train.jsonl", numbered(4))
     write(tmp_path / "test.jsonl", [{"prompt": f"question {i}"} for i in (3, 4, 1)])
-    load(path)
+    load(tmp_path)
     assert "evaluation: 3 prompts, 2 of them also in training" in capsys.readouterr().out
 
 
@@ -376,14 +339,6 @@ def test_words_that_the_tokenizer_cannot_write(tmp_path, capsys):
     load_rows(tmp_path, rows)
     assert "1 with characters that the tokenizer does not know" in capsys.readouterr().out
     assert "the tokenizer cannot write the prompts: '<unk>2+2?'" in error_of(write(tmp_path / "b.jsonl", rows[1:]))
-
-
-def test_csv_cells_are_text(tmp_path):
-    """A decimal in the column rounded large integers, and 007 was 7."""
-    cells = ["9007199254740993", "0.5", "007", "", "NA", "1.10"]
-    (tmp_path / "rows.csv").write_text("prompt,level\n" + "".join(f"p{x},{x}\n" for x in cells), encoding="utf-8")
-    prompts = load(tmp_path / "rows.csv", eval_dataset=str(tmp_path / "rows.csv"))[0]
-    assert [prompt.columns["level"] for prompt in prompts] == cells
 
 
 def test_unknown_hub_dataset(datasets, monkeypatch):

@@ -13,7 +13,7 @@ from common.load import dialogue_text, end_token, read_text
 from common.pairs import encode_completions
 from common.rewards import accuracy_reward, decode_completions
 from common.run import Exit
-from rows import USER, load, load_pairs, load_rows, make_args, make_tokenizer, pairs_from, say, text_of, write
+from rows import USER, load, load_pairs, load_rows, make_args, make_tokenizer, pairs_from, say, text_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 SPECIAL = (
@@ -248,22 +248,12 @@ def test_system_columns_tell_prompts_apart(tmp_path):
 # --- dates and digits as they were written ---
 
 
-def test_dates_stay_text(tmp_path):
-    """`datasets` turns them into timestamps. Other files of a folder are not read."""
-    rows = [{"prompt": "day 1?", "answer": "2024-01-01"}]
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    for path in (tmp_path, tmp_path / "train.json"):
-        for (prompt,) in load(path, reward=["accuracy"]):
-            assert prompt.gold == prompt.columns["answer"] == "2024-01-01"
-
-
-def test_digits_stay_beside_an_empty_cell(tmp_path):
-    """As floats, 2^53 + 1 becomes 2^53."""
-    (tmp_path / "train.csv").write_text("prompt,answer,level\na,9007199254740993,1\nNA,,2\nc,0.1,3\n", encoding="utf-8")
-    other = write(tmp_path / "other.jsonl", [{"prompt": "other"}])
-    prompts, _ = load(tmp_path, eval_dataset=str(other))
-    assert [prompt.gold for prompt in prompts] == ["9007199254740993", None, "0.1"]
-    assert [prompt.prompt for prompt in prompts] == ["a", "NA", "c"]
-    assert [prompt.columns["level"] for prompt in prompts] == ["1", "2", "3"]
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_dates_and_digits_stay(name, tmp_path):
+    """`datasets` turns dates into timestamps, and 2^53 + 1 beside a decimal into 2^53."""
+    rows = [{"prompt": "day?", "answer": "2024-01-01"}, {"prompt": "a", "answer": 9007199254740993}]
+    rows.append({"prompt": "b", "answer": 0.1})
+    text = json.dumps(rows) if name == "rows.json" else "\n".join(map(json.dumps, rows))
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    prompts, _ = load(tmp_path / name, reward=["accuracy"], eval_dataset=str(tmp_path / name))
+    assert [prompt.gold for prompt in prompts] == ["2024-01-01", "9007199254740993", "0.1"]

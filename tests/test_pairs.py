@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.load import common_prefix
 from common.pairs import Pair, pair_batches, spread_pairs
 from common.run import Exit
 from rows import (
@@ -124,9 +123,11 @@ def test_pairs_are_held_out_by_prompt(tmp_path):
         # both answer twice, and differ in the first answer
         (
             {"chosen": [*USER, say("b"), *USER, say("d")], "rejected": [*USER, say("c"), *USER, say("d")]},
-            "after the prompt (user), found assistant, user, assistant",
+            "after the prompt (user, assistant, user), found user, assistant, user, assistant",
         ),
-        ({"chosen": USER, "rejected": [*USER, say("b")]}, "after the prompt (user), found no turn"),
+        ({"chosen": USER, "rejected": [*USER, say("b")]}, "no column prompt"),
+        ({"chosen": [*USER, say("b")], "rejected": USER}, "after the prompt (user), found no turn"),
+        ({"chosen": "天空是蓝色的", "rejected": "天空是绿色的"}, "no column prompt"),
         # a system turn on one side only
         (
             {"prompt": USER, **{key: [SYSTEM, *USER, say(key)] for key in ("chosen", "rejected")}},
@@ -144,20 +145,6 @@ def test_a_bad_pair_is_named(tmp_path, no_datasets, row, says):
         load_rows(tmp_path, [*numbered_pairs(2), row], read=load_pairs)
     assert str(caught.value).startswith("row 3: ") and says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "chosen, rejected, prefix",
-    [
-        ("The sky is blue.", "The sky is brown.", "The sky is"),
-        ("Sky?\nblue", "Sky?\nbrown", "Sky?"),
-        ("天空是蓝色的", "天空是绿色的", "天空是"),
-        ("1+2=3", "1+2=4", "1+2="),
-        ("blue", "brown", ""),
-    ],
-)
-def test_the_common_prefix_ends_with_a_word(chosen, rejected, prefix):
-    assert common_prefix(chosen, rejected) == prefix
 
 
 def test_prompts_are_read_from_pairs(tmp_path):
