@@ -188,7 +188,7 @@ def test_schedule_ends_with_the_pairs(name, max_steps, tmp_path):
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     options = "--pairs_per_step 4 --num_epochs 1 --lr_scheduler linear --learning_rate 1e-4 --eval_every 0".split()
-    options += ["--max_steps", str(max_steps), "--dataset", str(tmp_path / "train.jsonl")]
+    options += ["--max_steps", str(max_steps), "--dataset", str(tmp_path)]
     script(name).main([*options, "--output_dir", str(tmp_path / "run")])
     rates = [row["optim/lr"] for row in metric_rows(tmp_path / "run") if "optim/lr" in row]
     assert rates == pytest.approx([1e-4, 0.5e-4])
