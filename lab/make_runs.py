@@ -23,7 +23,9 @@ ROOT = registry.HERE.parent
 
 
 def git(*words):
-    return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", ROOT, *words], capture_output=True, text=True
+    ).stdout.strip()
 
 
 def make(registration, run, seed, folder):
