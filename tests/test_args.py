@@ -101,8 +101,8 @@ def test_overlong_cache_is_below_the_length(tmp_path):
 
 
 def test_largest_values():
-    args = parsed("--learning_rate", "1e30", "--seed", str(2**32 - 1), "--reward_weights", "-0.5", "-1")
-    assert (args.learning_rate, args.seed, args.reward_weights) == (1e30, 2**32 - 1, [-0.5, -1])
+    args = parsed("--learning_rate", "1e30", "--seed", str(2**32 - 1), "--reward_weights", "-0.5", "-1", "-1e-05")
+    assert (args.learning_rate, args.seed, args.reward_weights) == (1e30, 2**32 - 1, [-0.5, -1, -1e-5])
 
 
 @pytest.mark.parametrize("name, option", [("grpo", "prompts_per_step"), ("dpo", "pairs_per_step")])
@@ -128,6 +128,7 @@ def test_sizes_divide_over_processes(name, option, monkeypatch):
         ("eval_split:", "eval_split", None),
         ("reward: [accuracy, format]", "reward", ["accuracy", "format"]),
         ("reward_weights: [-0.5, -1, 1e-1]", "reward_weights", [-0.5, -1.0, 0.1]),
+        ("reward_weights: [1, -0.00001]", "reward_weights", [1.0, -1e-5]),  # so args.json writes it, too
         ("chat_template_kwargs: '{\"thinking\": false}'", "chat_template_kwargs", '{"thinking": false}'),
         ("chat_template_kwargs: {thinking: false}", "chat_template_kwargs", '{"thinking": false}'),
         ("report_to: []", "report_to", []),
@@ -146,7 +147,7 @@ def test_command_line_wins(tmp_path):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("config: other.yaml", "run.yaml: expected a mapping of option names to values; `config` is not allowed"),
+        ("config: other.yaml", "run.yaml: expected a mapping of option names to values, without `config`"),
         ("[max_steps, 1]", "run.yaml: expected a mapping"),
         ("a: b: c", "run.yaml: "),
         ("seed: 1\n---\nseed: 2", "run.yaml: "),

@@ -81,6 +81,8 @@ def test_soft_cap_needs_eager_attention(tmp_path, monkeypatch):
     folder = small_model(tmp_path, AutoModelForCausalLM, "gemma2", head_dim=8, num_key_value_heads=1)
     monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
     assert policy_of(folder).config._attn_implementation == "eager"
+    assert policy_of(folder, attn_implementation="sdpa").config._attn_implementation == "eager"
+    assert "eager if soft-capped" in grpo.Args.__dataclass_fields__["attn_implementation"].metadata["help"]
 
 
 def test_attention_by_name():
