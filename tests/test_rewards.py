@@ -102,6 +102,11 @@ def test_unscored_rows_get_the_group_mean():
     terms = {"some": torch.tensor([1.0, nan, 2.0, nan, nan, nan, 4.0, 4.0, 4.0]), "count": torch.ones(9)}
     expected = [2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 8.0, 8.0, 8.0]
     assert total_reward(functions, terms, 3).tolist() == expected
+    assert Samples({}, [], [], None, terms).is_scored.all()  # by `count`
+    assert (
+        Samples({}, [], [], None, {"some": terms["some"]}).is_scored.tolist()
+        == [True, False, True] + [False] * 3 + [True] * 3
+    )
     assert total_reward(functions[:1], {"some": torch.tensor([nan, nan])}, 2).tolist() == [0.0, 0.0]
 
 
@@ -129,6 +134,16 @@ def test_ctrl_c_passes_through_a_reward(user_file):
     (reward,) = chosen(user_file("def mine(**_):\n    raise KeyboardInterrupt\n") + ":mine")
     with pytest.raises(KeyboardInterrupt):
         score([reward], [row()], sampled(""))
+
+
+def test_a_function_with_the_name_of_a_rule(user_file):
+    """Its values were pass@1, and dapo.py scaled them to -1 and 1."""
+    path = user_file("def accuracy(completions, **_):\n    return [0.5] * len(completions)\n")
+    rewards = chosen(f"{path}:accuracy", "format")
+    terms = score(rewards, [row()], sampled("#### 3", "#### 4"))
+    assert [*terms] == ["accuracy_2", "format"] and terms["accuracy_2"].tolist() == [0.5, 0.5]
+    assert Samples({}, [row()], sampled("#### 3", "#### 4"), None, terms).correct.tolist() == [1, 0]
+    assert [reward.name for reward in chosen("accuracy", f"{path}:accuracy")] == ["accuracy", "accuracy_2"]
 
 
 def test_arrays_and_numpy_scalars_are_numbers(user_file):
