@@ -148,6 +148,21 @@ def test_resume_continues_the_history(tmp_path, monkeypatch):
     assert utilization[0] == 1 - nearly_equal[0] and utilization[3] > 1 - nearly_equal[3]
 
 
+def test_a_group_without_rewards_is_no_visit(tmp_path, monkeypatch):
+    """It counted as a visit with rewards of 0."""
+    seen = []
+    monkeypatch.setattr(dcpo.History, "write", lambda self, prompts, rows: seen.extend(rows.tolist()))
+    (tmp_path / "mine.py").write_text(
+        "def mine(prompts, **_):\n    return [None if p == prompts[0] else float(i % 2) for i, p in enumerate(prompts)]\n",
+        encoding="utf-8",
+    )
+    options = (
+        "--max_steps 1 --prompts_per_step 2 --group_size 4 --num_minibatches 1 --eval_prompts 1 --max_new_tokens 8"
+    )
+    dcpo.main([*options.split(), "--reward", f"{tmp_path}/mine.py:mine", "--output_dir", str(tmp_path / "run")])
+    assert seen == [[0, 0, 0], [1, 0.5, 0.25]]
+
+
 # --- rewards, options ---
 
 
