@@ -249,7 +249,7 @@ def check_positions(longest, args):
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit and longest > limit:
         rows = f"rows of {longest} tokens are longer than its {limit} positions"
-        raise Exit(f"model {args.model_name_or_path}: {rows}: lower --max_new_tokens")
+        raise Exit(f"model {args.model_name_or_path}: {rows} (--max_new_tokens, --max_length)")
 
 
 def load_data(read, args, tokenizer, read_eval=None):

@@ -16,7 +16,9 @@ from transformers import (
 )
 
 import grpo
+import reward_model
 from common.load import end_token, load_prompts, load_tokenizer, save_model
+from common.pairs import load_pairs
 from common.run import Exit
 from rows import GEMMA, gemma_tokenizer
 from small_models import (
@@ -150,8 +152,11 @@ def test_tied_classifier_is_no_policy(tmp_path):
 def test_rows_longer_than_the_positions(kind, sizes, tmp_path):
     folder = small_model(tmp_path / "short", AutoModelForCausalLM, kind, **sizes)
     args = grpo.Args(model_name_or_path=str(folder), max_new_tokens=24)
-    with pytest.raises(Exit, match="are longer than its 16 positions: lower --max_new_tokens"):
+    with pytest.raises(Exit, match="are longer than its 16 positions .--max_new_tokens"):
         load_prompts(args, load_tokenizer(str(folder)))
+    args = reward_model.Args(model_name_or_path=str(folder), dataset="embedded-pairs")
+    with pytest.raises(Exit, match="are longer than its 16 positions .*--max_length"):
+        load_pairs(args, load_tokenizer(str(folder)))
 
 
 def test_classifier_of_a_language_model(tmp_path):
