@@ -11,7 +11,8 @@ import recipes
 
 import registry
 import unpack
-from testbed import ALL, script
+from common.run import SUSPICIOUS
+from testbed import ALL, named_metrics, script, section_of_metrics
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = sorted(
@@ -83,6 +84,17 @@ def test_named_things_exist(page):
         assert name == file.stem or name.split(".")[-1] in file.read_text(encoding="utf-8"), f"{name} in {target}"
     tests = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/test_*.py"))
     assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == []
+
+
+def test_what_to_watch_is_complete():
+    """docs/watch.md: each warning, and a range for what only ppo.py, dpo.py and reward_model.py log."""
+    page = (ROOT / "docs/watch.md").read_text(encoding="utf-8")
+    warnings = page.split("A run warns after five steps")[1].split("\n\n")[0]
+    assert [name for name in SUSPICIOUS if f"`{name}`" not in warnings] == []
+    ranges = named_metrics(page.split("### Ranges of kept runs")[1].split("\n## ")[0])
+    own = named_metrics(section_of_metrics("ppo.py") + section_of_metrics("dpo.py"))
+    own = {name for name in own if name.startswith(("value/", "rewards/")) or name in ("reward/shaped", "eval/margin")}
+    assert len(own) == 10 and own <= ranges
 
 
 def options():
