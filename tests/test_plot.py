@@ -1,11 +1,13 @@
 """tools/plot.py: which panels runs get, how they are named, and what cannot be plotted."""
 
+import fnmatch
 import json
 import sys
 
 import pytest
 
 import plot
+from testbed import ROOT, named_metrics
 
 GROUPS = {"step": 1, "reward/mean": 0.5, "reward/accuracy": 0.25, "completion/length": 17.0, "policy/entropy": 0.2}
 GROUPS |= {"policy/approx_kl": 0.0, "policy/kl_ref": 0.1, "policy/clip_fraction_high": 0.3, "optim/grad_norm": 1.0}
@@ -79,6 +81,30 @@ def test_metrics_can_be_named(run, capsys):
     assert output_of(capsys, *words) == (0, f"{folder / 'metrics.png'}: {drawn}")
     code, line = output_of(capsys, folder, "--metrics", "curiculum/*")
     assert code == 2 and "curiculum/*" in line and "reward/mean" in line
+
+
+def test_what_only_a_fork_logs_is_plotted():
+    """It was neither plotted nor named."""
+    rows = [
+        GROUPS | {"step": s, "policy/mine": s / 2, "own": s / 3, "eval/own": 4, "eval/pass@16": s / 5} for s in (1, 2)
+    ]
+    large, small, notes = plot.choose([plot.Run("mine", {}, rows)])
+    assert large == ["reward/mean"] and small == ["policy/mine", "own"] and "eval/own 4" in notes
+    known = [*plot.PANELS, *plot.UNPLOTTED]
+    page = (ROOT / "docs/watch.md").read_text(encoding="utf-8").partition("\n## Metrics\n")[2]
+    names = [name.replace("@k", "@4") for name in named_metrics(page)]
+    assert len(names) > 50 and [name for name in names if not any(fnmatch.fnmatch(name, x) for x in known)] == []
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one(run):
+    """By --seed N in default folders, too. Another option, or a script that was changed in between, is another run."""
+    times = [f"mine-20261128-09000{i}-123456" for i in range(6)]
+    options = [dict(seed=0), dict(seed=1), dict(seed=2), dict(seed=0, kl_coef=0.1)]
+    folders = [run(name, GROUPS, **{"kl_coef": 0, **own}) for name, own in zip(times, options, strict=False)]
+    named = [[read.name for read in plot.read_runs(plot.metric_files(chosen))] for chosen in (folders[:3], folders)]
+    assert named == [["mine"] * 3, times[:4]]
+    again = run(times[4], GROUPS, seed=1, kl_coef=0)
+    assert [read.name for read in plot.read_runs(plot.metric_files([folders[1], again]))] == [times[1], times[4]]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +186,8 @@ def test_the_thick_line_is_the_mean_of_the_seeds():
     seeds = [[{"step": step, "m": float(step * i)} for step in range(last)] for i, last in ((1, 4), (3, 3))]
     plot.plot_metric(axis, [plot.Run("a", {}, rows) for rows in seeds], "m", True)
     assert axis.lines[-1].get_xydata().tolist() == [[0, 0], [1, 2], [2, 4]]
+    (band,) = axis.collections  # from the smallest to the largest seed
+    assert {(2, 2), (2, 6), (1, 1), (1, 3)} <= set(map(tuple, band.get_paths()[0].vertices))
     assert axis.get_title(loc="right") == "0 → 4"
     assert plot.running_mean([1.0] * 99 + [2.0])[-2:] == [4 / 3, 1.5] and plot.running_mean([1, 2]) == [1, 2]
     apart = [[{"step": step, "m": 1.0} for step in (5, 10)], [{"step": 2, "m": 1.0}]]

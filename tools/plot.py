@@ -3,21 +3,24 @@
 RUN is the folder of a run of any script, finished or not, or a metrics.jsonl. The picture of one run is
 written into its folder as metrics.png; for several runs name it with -o. It needs matplotlib.
 
-Reward and held-out result get large panels, other metrics that change get small ones. A metric that
-is flat, or repeats a curve, is named below the panels instead. If a run's --reward does not include
-`accuracy`, an accuracy or pass@1 of 0 is left out: the rule may find none of the answers.
+Reward and held-out result get large panels, other metrics that change get small ones, also those that
+only your script logs. A metric that is flat, or repeats a curve, is named below the panels instead. If
+a run's --reward does not include `accuracy`, an accuracy or pass@1 of 0 is left out: the rule may find
+none of the answers.
 
     python tools/plot.py runs/a --metrics eval/pass@1 'value/*'    plots only these
 
 Several runs are named by the part of their paths that differs, and the title lists the options that
-differ. Runs that differ only in `-seedN` are seeds of one run: thin lines of one color, and a thick
-line for their mean; from 100 steps on the thick line is a running mean. Next to dapo.py, which scales
-rewards differently, accuracy replaces reward.
+differ. Runs whose folders differ only in `-seedN`, or in the time of a default folder, are seeds of one
+run if no option but --seed differs: thin lines and their range in one color, and a thick line for the
+mean; from 100 steps on the thick line is a running mean. Next to dapo.py, which scales rewards
+differently, accuracy replaces reward.
 """
 
 import argparse
 import dataclasses
 import fnmatch
+import itertools
 import json
 import math
 import pathlib
@@ -64,6 +67,10 @@ PANELS = {  # {name or pattern of a metric: title}, in this order
     "optim/grad_norm": "gradient norm before clipping",
     "optim/critic_grad_norm": "gradient norm of the critic",
 }
+# These are plotted only by --metrics. What is in neither list, a fork logs, and it is plotted.
+UNPLOTTED = """eval/pass@[!1]* eval/pass@1?* eval/length eval/margin reward/std reward/shaped reward/unscored
+rewards/chosen rewards/rejected completion/length_* policy/mean_prob policy/dual_clip policy/bound_*
+value/loss value/clip value/mean dcpo/* optim/loss optim/lr optim/critic_lr time/*""".split()
 # The first metric of each list that is logged gets a large panel.
 LARGE = [
     ["reward/mean", "rewards/accuracy", "reward/accuracy"],
@@ -75,7 +82,15 @@ BY_RULE = {"reward/accuracy", "eval/pass@1"}
 FLAT = 1e-6  # rounding in float32 moves a metric by less
 GREY = "#666666"
 WIDTH, LARGE_HEIGHT, SMALL_HEIGHT = 11, 3.4, 2.1  # inches
-NO_SETTING = ("output_dir", "resume", "seed", "script", "save_every", "report_to", "record_tokens")
+NO_SETTING = (
+    "output_dir",
+    "resume",
+    "seed",
+    "script",
+    "save_every",
+    "save_total_limit",
+    "report_to",
+)
 
 
 class PlotError(Exception):
@@ -105,15 +120,15 @@ def metric_files(names):
     return list(dict.fromkeys(path / "metrics.jsonl" if path.is_dir() else path for path in paths))
 
 
-def run_names(files):
-    """Return the names of runs: the parts of their paths that differ, without `-seedN`.
+def run_names(files, pattern=r"-seed\d+$|-\d{8}-\d{6}-\d{6}$"):
+    """Return the names of runs: the parts of their paths that differ, without what matches.
 
     curr/r1, loo/r1 -> curr, loo        runs/a-seed0, runs/a-seed1 -> a, a
     """
     names = []
     for file in files:
         path = file.parent if file.name == "metrics.jsonl" else file.with_suffix("")
-        names.append([re.sub(r"-seed\d+$", "", part) for part in path.resolve().parts])
+        names.append([re.sub(pattern, "", part) for part in path.resolve().parts])
     for end in (0, -1):
         while min(map(len, names)) > 1 and len({name[end] for name in names}) == 1:
             for name in names:
@@ -142,7 +157,18 @@ def read_runs(files):
             runs.append(read_run(file, name))
         except (ValueError, TypeError, AttributeError):
             raise PlotError(f"{file} is not the metrics.jsonl of a run") from None
+    mixed = {
+        a.name for a, b in itertools.combinations(runs, 2) if a.name == b.name and not seeds(a, b)
+    }
+    for run, name in zip(runs, run_names(files, "$"), strict=True):
+        run.name = name if run.name in mixed else run.name
     return runs
+
+
+def seeds(a, b):
+    """Return whether two runs differ in --seed alone; without an args.json their folders tell."""
+    one, other = ({k: v for k, v in run.options.items() if k not in NO_SETTING} for run in (a, b))
+    return one == other and (not one or a.options.get("seed") != b.options.get("seed"))
 
 
 # --- choosing ---
@@ -167,7 +193,8 @@ def other_scale(runs, metrics):
 
 def choose(runs):
     """Return the metrics for large panels, the metrics for small panels, and a note on the rest."""
-    metrics = logged(runs, PANELS)
+    unplotted = logged(runs, UNPLOTTED)
+    metrics = [name for name in logged(runs, [*PANELS, "*"]) if name not in unplotted]
     left_out = other_scale(runs, metrics)
     metrics = [metric for metric in metrics if metric not in left_out]
     large = []
@@ -225,12 +252,12 @@ def differences(runs):
 
 
 def mean(curves):
-    """Return the steps that the curves of all seeds cover, and the mean curve over them."""
+    """Return the steps that all curves cover; mean, smallest and largest value at each of them."""
     first = max(min(points) for points in curves)
     last = min(max(points) for points in curves)
     steps = sorted(step for step in set().union(*curves) if first <= step <= last)
     values = [np.interp(steps, list(points), list(points.values())) for points in curves]
-    return steps, np.mean(values, axis=0)
+    return steps, np.mean(values, axis=0), np.min(values, axis=0), np.max(values, axis=0)
 
 
 def running_mean(values):
@@ -255,7 +282,8 @@ def plot_metric(axis, runs, metric, large):
         curves = [points for run in runs if run.name == name and (points := run.curve(metric))]
         for points in curves:
             axis.plot(list(points), list(points.values()), color=color, linewidth=0.7, alpha=0.4)
-        steps, values = mean(curves) if curves else ([], [])
+        steps, values, low, high = mean(curves) if curves else ([], [], [], [])
+        axis.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
         marker = "o" if len(steps) <= 12 else None  # a single point has no line
         style = {"color": color, "linewidth": 2.4 if large else 1.6, "markersize": 4}
         axis.plot(steps, running_mean(values), marker=marker, label=name, **style)
