@@ -50,6 +50,20 @@ def test_scripts_answer_the_cases(name, dtype):
     assert wrong == {}
 
 
+def test_a_fork_that_selects_by_entropy_is_not_asked():
+    """Each case without entropies was "x 0" for it, and the suite failed."""
+    old = 'micro["old_logprobs"], _ = completion_logprobs(model, micro, args)'
+    new = 'micro["old_logprobs"], micro["h"] = completion_logprobs(model, micro, args)'
+    loss = "loss = (losses * token_weights(mask, totals, args)).sum()"
+    text = (ROOT / "grpo.py").read_text(encoding="utf-8")
+    assert old in text and loss in text
+    text = text.replace(old, new).replace(loss, loss.replace("(losses", '(losses * (micro["h"] > 0.05)'))
+    fork, original = recipes.load(text, "selects_by_entropy"), script("grpo")
+    case = CASES["policy/grpo"]
+    assert "not_offered" not in script_answers.answer(original, case, torch.float64)
+    assert "entropies" in script_answers.answer(fork, case, torch.float64)["not_offered"]
+
+
 # --- the files ---
 
 

@@ -349,6 +349,11 @@ def policy_step(module, inputs, options, dtype):
 def answer_of_step(module, inputs, options, args, dtype):
     table = inputs["logprobs"]
     loss, gradients = updated(module, inputs, table, args, dtype)
+    if "entropies" not in inputs:
+        other = inputs | {"entropies": [[float(i + t) for t in range(len(row))] for i, row in enumerate(table)]}
+        _, moved = updated(module, other, table, args, dtype)
+        is_same = torch.equal(moved["logprobs"], gradients["logprobs"])
+        refuse_unless(is_same, "the loss depends on entropies, which the case does not give")
     answer = {"loss": loss, "gradient": cut(gradients["logprobs"], table)}
     if "entropy_coef" in options:
         answer["entropy_gradient"] = cut(gradients["entropies"], table)
