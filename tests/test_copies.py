@@ -64,6 +64,21 @@ def test_the_tests_of_a_script_pass_beside_it_alone(tmp_path):
     assert re.search(r"^[1-9]\d* passed", result.stdout, re.MULTILINE), result.stdout[-300:]
 
 
+@pytest.mark.beside("docs")
+def test_what_the_page_copies_is_enough(tmp_path):
+    """docs/fork.md: its command, its folders for the tests, its three steps. A collection died for want of a page."""
+    page = (ROOT / "docs/fork.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"cp -r (.*) \.\./mine && cd", page)
+    (folders,) = re.findall(r"^Add .*, and (.*?) for the tests", page, re.MULTILINE)
+    copy(tmp_path, *command.split(), *re.findall("`(.*?)`", folders))
+    (script, own) = re.search(r"^cp (\S+) (\S+)  +# 1. copy$", page, re.MULTILINE).groups()
+    shutil.copy(tmp_path / script, tmp_path / own)
+    assert f"\npytest --script {own}  " in page
+    result = run_processes(COPIED, "test", tmp_path, "--script", own, "-k", FAST, cwd=tmp_path)
+    passed = re.search(r"^(\d+) passed, \d+ skipped, \d+ deselected", result.stdout, re.MULTILINE)
+    assert result.returncode == 0 and passed and int(passed[1]) >= 10, result.stdout[-3000:]
+
+
 FILES = ("test_invariances.py", "test_pair_suite.py", "test_suite.py", "test_vectors.py")
 FAST = "bad_input or answer_the_cases or first_ratio or valid_tokens or before_the_step"
 
