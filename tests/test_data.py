@@ -1,6 +1,8 @@
 """common/load.py: formats of data, merging, evaluation data, tokens, bad input, and the order of prompts."""
 
 import json
+import re
+import subprocess
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from common.load import PromptSampler, end_token
 from common.run import Exit
 from rows import TEMPLATE, USER, gemma_tokenizer, load, load_rows, make_tokenizer, say, text_of, write
+from testbed import ROOT
 
 CHAT = make_tokenizer(TEMPLATE)
 
@@ -77,6 +80,21 @@ def test_other_columns_by_name(tmp_path):
     loaded = load_rows(tmp_path, [row], prompt_column="text", answer_column="gold")[0]
     assert (loaded.prompt, loaded.gold) == ("2+2?", "4")
     assert loaded.columns == {"prompt": "wrong", "answer": "0", "gold": 4}
+
+
+def test_files_are_mixed_as_the_page_says(tmp_path):
+    """docs/run.md: four rows of a.jsonl to one of b.jsonl, none of them twice, and a date stays text."""
+    page = (ROOT / "docs/run.md").read_text(encoding="utf-8")
+    (commands,) = re.findall(r"```bash\n(cat a.jsonl .*?)```", page, re.DOTALL)
+    for name in "ab":
+        rows = [{"question": f"{name} {i}", "answer": f"2024-01-{i:05}"} for i in range(4000)]
+        write(tmp_path / f"{name}.jsonl", rows)
+    subprocess.run(["bash", "-e", "-c", commands], cwd=tmp_path, check=True)
+    for file, counts in (("both.jsonl", (4000, 4000)), ("mix.jsonl", (4000, 1000))):
+        prompts = load(tmp_path / file, eval_dataset=str(tmp_path / "a.jsonl"), reward=["accuracy"])[0]
+        golds = {prompt.prompt: prompt.gold for prompt in prompts}
+        assert golds["a 7"] == "2024-01-00007" and len(golds) == sum(counts)
+        assert tuple(sum(text.startswith(name) for text in golds) for name in "ab") == counts
 
 
 def test_hub_dataset_with_config(datasets, monkeypatch):
