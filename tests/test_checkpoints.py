@@ -238,6 +238,8 @@ def test_checkpoint_becomes_a_model(name, options, tmp_path):
     steps = sorted((tmp_path / "run" / "checkpoints").iterdir())
     for step in steps:
         checkpoint_to_model.main([str(step), str(tmp_path / step.name)])
+    with pytest.raises(Exit, match="is a run; its checkpoints: step-00000001, step-00000002$"):
+        checkpoint_to_model.main([str(tmp_path / "run"), str(tmp_path / "of_run")])
     (file,) = (path.name for path in (tmp_path / "run" / "model").glob("*.safetensors"))
     model, *made = (tmp_path / "run" / "model", *(tmp_path / step.name for step in steps))
     assert (made[1] / file).read_bytes() == (model / file).read_bytes() != (made[0] / file).read_bytes()

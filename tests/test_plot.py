@@ -159,6 +159,7 @@ def test_what_cannot_be_plotted_is_one_line(run, tmp_path, capsys):
     (tmp_path / "text.md").write_text("# Title\n", encoding="utf-8")
     for words, word in (
         ([tmp_path / "none"], "none"),
+        ([tmp_path], "has no metrics.jsonl; runs in it: empty, one, other"),
         ([tmp_path / "text.md"], "text.md"),
         ([run("empty", {"step": 0, "time/update_s": 1.0})], "no row has a metric"),
         ([one, other], "-o picture.png"),

@@ -43,6 +43,9 @@ def main(argv=None):
     if len(argv) != 2:
         raise Exit(f"expected CHECKPOINT FOLDER, got {len(argv)} words")
     checkpoint, folder = map(Path, argv)
+    if (checkpoint / "args.json").is_file():
+        found = ", ".join(sorted(path.name for path in checkpoint.glob("checkpoints/step-*")))
+        raise Exit(f"{checkpoint} is a run; its checkpoints: {found or 'none'}")
     try:
         text = (checkpoint.resolve().parents[1] / "args.json").read_text(encoding="utf-8")
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))

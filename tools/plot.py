@@ -116,7 +116,11 @@ class Run:
 
 def metric_files(names):
     """Return the metrics.jsonl of each run, once."""
-    paths = map(pathlib.Path, names)
+    paths = [pathlib.Path(name) for name in names]
+    for path in paths:
+        if path.is_dir() and not (path / "metrics.jsonl").is_file():
+            runs = sorted(file.parent.name for file in path.glob("*/metrics.jsonl"))
+            raise PlotError(f"{path} has no metrics.jsonl; runs in it: {', '.join(runs) or 'none'}")
     return list(dict.fromkeys(path / "metrics.jsonl" if path.is_dir() else path for path in paths))
 
 
