@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 import recipes
+from packaging.requirements import Requirement
 
 import registry
 import unpack
@@ -95,6 +96,24 @@ def test_what_to_watch_is_complete():
     own = named_metrics(section_of_metrics("ppo.py") + section_of_metrics("dpo.py"))
     own = {name for name in own if name.startswith(("value/", "rewards/")) or name in ("reward/shaped", "eval/margin")}
     assert len(own) == 10 and own <= ranges
+
+
+def read_requirements(name):
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return {own.name: own.specifier for own in map(Requirement, (line for line in lines if not line.startswith("#")))}
+
+
+def test_an_installed_version_is_kept():
+    """requirements.txt admits the lock, and each torch that docs/run.md names, of any build: else pip would replace it."""
+    ranges, locked = read_requirements("requirements.txt"), read_requirements("requirements-lock.txt")
+    assert ranges.keys() == locked.keys()
+    assert [name for name, one in locked.items() if not ranges[name].contains(next(iter(one)).version)] == []
+    page = (ROOT / "docs/run.md").read_text(encoding="utf-8")
+    first, last = re.search(r"Your own torch\*\* \(2\.(\d+) to 2\.(\d+)\)", page).groups()
+    torches = [f"2.{minor}.0{build}" for minor in range(int(first), int(last) + 1) for build in ("", "+cpu", "+cu132")]
+    assert [version for version in torches if not ranges["torch"].contains(version)] == []
+    newest = re.search(r"torch (\S+) with transformers (\S+), passes", page)
+    assert str(ranges["torch"]).startswith(f"<={newest[1]},") and f"<={newest[2]}" in str(ranges["transformers"])
 
 
 def options():
