@@ -175,6 +175,8 @@ def test_classifier_of_a_language_model(tmp_path):
         (None, "<eos>"),
         (GEMMA, "<end_of_turn>"),
         ("{% for m in messages %}{{ m.content }} <end_of_turn>{% endfor %}", "<end_of_turn>"),
+        # a turn ends where the next one begins, as in GLM-4: docs/run.md says what follows
+        ("{% for m in messages %}{{ '<start_of_turn>' + m.role }}\n{{ m.content }}{% endfor %}", "<eos>"),
         # the answer is left out: nothing follows it, whatever the template begins with
         ("<bos>{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "<eos>"),
         ("\u00e9{{ messages[0].content }}<pad>", "<eos>"),
