@@ -11,7 +11,7 @@ import torch
 import conftest
 import grpo
 from devices import VARIABLES, asks_for_gpu
-from common.run import make_accelerator, use_cpu
+from common.run import Exit, make_accelerator, use_cpu
 
 # --- the suite ---
 
@@ -81,6 +81,14 @@ def test_accelerate_gets_the_device(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             make_accelerator(grpo.Args())
     assert given == [False, True]
+
+
+def test_fsdp2_on_a_cpu_is_refused(monkeypatch):
+    """Accelerate trained with DDP, without a word."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(Exit, match="FSDP2 needs GPUs: use configs/ddp.yaml on a CPU"):
+        make_accelerator(grpo.Args())
 
 
 def test_cudnn_attention_is_off(monkeypatch):

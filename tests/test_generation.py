@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from common.load import load_policy
 from small_models import IDS, random_lm
@@ -81,6 +81,18 @@ def test_hostile_generation_config_is_ignored(tmp_path, capsys):
     _, _, _, clean = embedded()
     expected, found = (rollout(x, [[5, 6, 7, 8]], 32)["completions"] for x in (clean, loaded))
     assert torch.equal(found, expected)
+
+
+def test_gradient_checkpointing_has_two_names(monkeypatch):
+    """transformers 6 has the first alone; older releases the second."""
+    called = []
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        monkeypatch.setattr(PreTrainedModel, name, lambda self, kwargs, name=name: called.append((name, kwargs)))
+    load_policy(script("grpo").Args(gradient_checkpointing=True), Accelerator(cpu=True))
+    monkeypatch.setattr(PreTrainedModel, "activation_checkpointing_enable", None)
+    load_policy(script("grpo").Args(gradient_checkpointing=True), Accelerator(cpu=True))
+    kwargs = {"use_reentrant": False}
+    assert called == [("activation_checkpointing_enable", kwargs), ("gradient_checkpointing_enable", kwargs)]
 
 
 def test_rollout_with_gradient_checkpointing():
