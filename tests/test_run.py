@@ -191,8 +191,9 @@ def test_run_without_any_reward_stops(tmp_path, capsys):
     (tmp_path / "judge.py").write_text(
         "def judge(completions, **_):\n    return [None] * len(completions)\n", encoding="utf-8"
     )
-    with pytest.raises(Exit, match="stopped at step 5"):
+    with pytest.raises(Exit, match="stopped at step 5") as error:
         train(tmp_path / "run", "--reward", f"{tmp_path}/judge.py:judge", "--max_steps", 9, "--eval_every", 0)
+    assert error.value.code == 143
     printed = capsys.readouterr().out
     assert "no completion got a reward for 5 steps in a row" in printed and "step 1, reward none: " in printed
     assert (tmp_path / "run" / "checkpoints" / "step-00000005").exists()
