@@ -16,9 +16,7 @@ from common.run import SUSPICIOUS
 from testbed import ALL, named_metrics, script, section_of_metrics
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("vectors/*.md"), *ROOT.glob("lab/results/*.md")]
-)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("vectors/*.md"), *ROOT.glob("lab/**/*.md")])
 TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which tells of options that are gone
 
 

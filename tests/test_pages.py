@@ -17,7 +17,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [*ROOT.glob("README*.md"), *ROOT.glob("CONTRIBUTING.md"), *sorted(ROOT.glob("docs/*.md"))]
-PAGES += sorted(ROOT.glob("vectors/*.md")) + sorted(ROOT.glob("lab/results/*.md"))
+PAGES += sorted(ROOT.glob("vectors/*.md")) + sorted(ROOT.glob("lab/**/*.md"))
 PAGES = [page for page in PAGES if "```bash" in page.read_text(encoding="utf-8")]
 SCRIPT = r"(?:python|accelerate launch)\b[^|]*?\b(\w+)\.py"
 NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
@@ -27,7 +27,7 @@ NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
     r"--config_file configs/|--multi_gpu|--machine_rank": "several processes, of which test_distributed.py starts some",
     r"Qwen/|Anthropic/|openai/|\b(MODEL|DATA|DIR|FILE|PAIRS|SFT\w*)\b| \.\.\.": "a model or data of one's own, or of the hub",
     r"\btrl\.|smollm2|reasoning_gym|trackio|wandb|tensorboard": "an extra package",
-    r"tools/throughput\.py": "minutes, and TRL",
+    r"lab/throughput\.py": "minutes, and TRL",
     r"same_bits\.py COMMIT": "a commit of one's own",
     r"^nohup": "goes on in the background",
     r"\ba\.jsonl\b": "data of one's own; test_data.py runs it",

@@ -1,14 +1,14 @@
-"""tools/same_text.py: the scripts share what they may, and what differs is named or copied."""
+"""lab/same_text.py: the scripts share what they may, and what differs is named or copied."""
 
 import pytest
 
 import same_text
 
-SOURCES = same_text.members(same_text.found())
+SOURCES = same_text.members(same_text.script_sources())
 
 
 def test_the_scripts_share_one_text():
-    found = same_text.problems(same_text.found())
+    found = same_text.problems(same_text.script_sources())
     assert not found, "\n".join(found)
 
 
@@ -48,7 +48,7 @@ def test_fix_copies_what_is_shared(tmp_path, monkeypatch, capsys):
     sources["grpo.py"] = sources["grpo.py"].replace("\ndef main(", "\n# Of a run.\ndef main(")
     sources["mine.py"] = SOURCES["grpo.py"]
     monkeypatch.setattr(same_text, "ROOT", tmp_path)
-    monkeypatch.setattr(same_text, "found", lambda: dict(sources))
+    monkeypatch.setattr(same_text, "script_sources", lambda: dict(sources))
     for script, source in sources.items():
         (tmp_path / script).write_text(source, encoding="utf-8")
     assert same_text.main([]) == 1

@@ -11,13 +11,13 @@ import xml.etree.ElementTree
 
 import pytest
 
-import same_text
 import side_by_side
 from pages import in_browser, needs_browser
 from vectors import check
 from vectors.generate import advantages, policy
 
-SOURCES = same_text.members(same_text.found())
+FILES = side_by_side.script_sources().items()  # also of scripts of one's own
+SOURCES = {name: source for name, source in FILES if name.removesuffix(".py") in side_by_side.ORDER}
 CASES = check.load_cases()
 MINE = '''"""Mine.
 
@@ -63,7 +63,7 @@ def test_every_line_of_a_script_is_there_with_its_number(data, name):
             else:
                 assert file[number - 1] == line
         shown |= set(range(own["numbers"][0], own["numbers"][-1] + 1))
-    first, last = same_text.places(SOURCES[name])["Args"]
+    first, last = side_by_side.line_spans(SOURCES[name])["Args"]
     shown |= set(range(first, last + 1))
     left_out = [file[number - 1] for number in range(1, len(file) + 1) if number not in shown]
     assert [line for line in left_out if line.strip()] == file[-3:]  # if __name__ == "__main__"

@@ -1,4 +1,4 @@
-"""tools/throughput.py: its contestants compute the same work, and another gradient ends it."""
+"""lab/throughput.py: its contestants compute the same work, and another gradient ends it."""
 
 import concurrent.futures
 import json

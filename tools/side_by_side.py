@@ -24,11 +24,41 @@ import tempfile
 import tomllib
 import webbrowser
 
-import same_text
-
-PARTS = pathlib.Path(__file__).parent / "side_by_side"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PARTS = ROOT / "tools" / "side_by_side"
+ORDER = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_model")
 WORD = re.compile(r"\w+|[=!<>]=|[^\w\s]")
 RANGES = {"clip_low", "clip_high", "max_ratio"}  # the sliders start at their defaults
+
+
+def script_sources(folder=ROOT):
+    """Return {script: source} of files with a `class Args`: those in ORDER first."""
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    scripts = [name for name in sources if re.search(r"^class Args\b", sources[name], re.MULTILINE)]
+    known = [f"{name}.py" for name in ORDER if f"{name}.py" in scripts]
+    others = [name for name in scripts if name not in known]
+    return {name: sources[name] for name in known + others}
+
+
+def line_spans(source):
+    """Return {name: (first line, last line)}, from 1, of top-level functions, classes and constants.
+
+    Decorators and the comment lines above are included.
+    """
+    lines = source.splitlines()
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+        else:
+            continue
+        first = min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
+        while lines[first - 2].startswith("#"):
+            first -= 1
+        found[name] = (first, node.end_lineno)
+    return found
 
 
 def fields(source, name="Args"):
@@ -51,7 +81,7 @@ def without_help(source):
 
 def defaults(source):
     """Return {option: its default as written} of a script, including options of common/run.py."""
-    shared = (same_text.ROOT / "common" / "run.py").read_text(encoding="utf-8")
+    shared = (ROOT / "common" / "run.py").read_text(encoding="utf-8")
     classes = {getattr(node, "name", ""): node for node in ast.parse(shared).body}
     args = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Args")
     declared = fields(source)
@@ -70,7 +100,7 @@ def options_read(text):
 def places(source):
     """Return {name: [(line number, line)]} of functions, classes, constants, `Args` and `imports`."""
     lines = without_help(source)
-    spans = same_text.places("\n".join(line for _, line in lines))
+    spans = line_spans("\n".join(line for _, line in lines))
     found = {name: lines[first - 1 : last] for name, (first, last) in spans.items()}
     body = ast.parse(source).body
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -287,7 +317,7 @@ def main(words=None):
     parser.add_argument("--text", action="store_true", help="print what differs")
     parser.add_argument("-o", "--output", metavar="FILE", type=pathlib.Path, help="open nothing")
     options = parser.parse_args(words)
-    sources = same_text.found()
+    sources = script_sources()
     if options.play and not options.scripts:
         options.scripts = ["grpo", "dapo"]
     if len(options.scripts) != 2:

@@ -1,8 +1,8 @@
 """Compare short runs of another commit and of this checkout, bit by bit.
 
-    python tools/same_bits.py 44715d4                    all of them, a few minutes on one core
-    python tools/same_bits.py 44715d4 --only grpo lora   some of them
-    python tools/same_bits.py 44715d4 --steps 50         as long as the default runs [6]
+    python lab/same_bits.py 44715d4                    all of them, a few minutes on one core
+    python lab/same_bits.py 44715d4 --only grpo lora   some of them
+    python lab/same_bits.py 44715d4 --steps 50         as long as the default runs [6]
 
 It runs every script with its defaults, plus RUNS and RECIPES. The other commit runs straight
 through; this checkout is stopped halfway and resumed. It compares the metrics that both have

@@ -1,8 +1,8 @@
 """Compare speed and memory of one GRPO step: grpo.py, with and without --fast, and TRL.
 
-    python tools/throughput.py --workload vocab2k             grpo.py against TRL
-    python tools/throughput.py --workload vocab2k --fast      grpo.py --fast against both
-    python tools/throughput.py --workload embedded --fast --against plain -o result.json
+    python lab/throughput.py --workload vocab2k             grpo.py against TRL
+    python lab/throughput.py --workload vocab2k --fast      grpo.py --fast against both
+    python lab/throughput.py --workload embedded --fast --against plain -o result.json
 
 ours    grpo.py: `rollout`, `compute_rewards`, `compute_advantages`, `update`; with --fast if given
 plain   the same without --fast

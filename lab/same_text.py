@@ -1,7 +1,7 @@
 """Keep functions that scripts share identical, so that a diff of two scripts shows only the papers.
 
-python tools/same_text.py                  list copies that differ
-python tools/same_text.py --fix grpo.py    copy the functions of grpo.py into the scripts that share them
+python lab/same_text.py                  list copies that differ
+python lab/same_text.py --fix grpo.py    copy the functions of grpo.py into the scripts that share them
 
 Intended differences are listed in DIFFERS with a reason, and are neither compared nor copied.
 Scripts that are not in DIFFERS, such as your own, are ignored.
@@ -9,10 +9,12 @@ Scripts that are not in DIFFERS, such as your own, are ignored.
 
 import ast
 import pathlib
-import re
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
+
+from side_by_side import ROOT, line_spans, script_sources
+
 PAIRS = "pairs instead of rollouts"
 DIFFERS = {  # {script: {function that differs from the others': why}}
     "grpo.py": {},
@@ -55,45 +57,15 @@ DIFFERS = {  # {script: {function that differs from the others': why}}
 ALSO_EQUAL = [("update", "dpo.py", "reward_model.py")]  # but not to the other scripts
 
 
-def found(folder=ROOT):
-    """Return {script: source} of files with a `class Args`: those in DIFFERS first, in its order."""
-    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
-    scripts = [name for name in sources if re.search(r"^class Args\b", sources[name], re.MULTILINE)]
-    known = [name for name in DIFFERS if name in scripts]
-    others = [name for name in scripts if name not in DIFFERS]
-    return {name: sources[name] for name in known + others}
-
-
 def members(sources):
     """Return the sources of the scripts in DIFFERS."""
     return {script: source for script, source in sources.items() if script in DIFFERS}
 
 
-def places(source):
-    """Return {name: (first line, last line)}, from 1, of top-level functions, classes and constants.
-
-    Decorators and the comment lines above are included.
-    """
-    lines = source.splitlines()
-    found = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            name = node.name
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-        else:
-            continue
-        first = min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
-        while lines[first - 2].startswith("#"):
-            first -= 1
-        found[name] = (first, node.end_lineno)
-    return found
-
-
 def texts(source):
     """Return {name: text} of all but `Args`."""
     lines = source.splitlines()
-    spans = {name: span for name, span in places(source).items() if name != "Args"}
+    spans = {name: span for name, span in line_spans(source).items() if name != "Args"}
     return {name: "\n".join(lines[first - 1 : last]) for name, (first, last) in spans.items()}
 
 
@@ -164,7 +136,7 @@ def shares(name, original, script):
 
 
 def main(words):
-    sources = found()
+    sources = script_sources()
     if words and (len(words) != 2 or words[0] != "--fix"):
         raise SystemExit(__doc__)
     if words:
