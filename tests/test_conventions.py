@@ -1,4 +1,4 @@
-"""docs/conventions.md: what other libraries compute. Most tests need an extra package."""
+"""vectors/conventions.md: what other libraries compute. Most tests need an extra package."""
 
 import dataclasses
 import importlib
@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "conventions.md"
+PAGE = ROOT / "vectors" / "conventions.md"
 WIDTH = 16  # the constant denominator of dr_grpo.py
 LIBRARIES = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("trl", "polgrad")]
 
@@ -64,7 +64,7 @@ def test_each_difference_of_a_library_has_a_reason(report, library):
     assert verdicts["variants/cispo"][0] == report.SAME
 
 
-@pytest.mark.beside("docs", "vectors")
+@pytest.mark.beside("vectors")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_page_has_the_differences_of_a_library(report, library):
     adapter, cases = asked(report, library)
@@ -88,6 +88,6 @@ def test_the_settings_of_the_page_compute_what_it_says(report, monkeypatch):
     assert "GRPO: beta=0.0 is not needed" in problems
 
 
-@pytest.mark.beside("docs", "vectors")
+@pytest.mark.beside("vectors")
 def test_the_page_has_the_settings(report):
     assert "\n".join(report.settings.table()) in PAGE.read_text(encoding="utf-8")

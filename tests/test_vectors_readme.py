@@ -154,9 +154,9 @@ def test_a_case_names_the_thread(question, answer):
 
 
 @pytest.mark.beside("docs")
-@pytest.mark.parametrize("page", ["corrections.md", "conventions.md"])
+@pytest.mark.parametrize("page", ["docs/corrections.md", "vectors/conventions.md"])
 def test_the_cases_of_a_page_exist(page):
-    text = (VECTORS.parent / "docs" / page).read_text(encoding="utf-8")
+    text = (VECTORS.parent / page).read_text(encoding="utf-8")
     subjects = {name.partition("/")[0] for name in CASES}
     named = set(re.findall(r"`([a-z]+/[a-z0-9-]+)`", text))
     named = {name for name in named if name.partition("/")[0] in subjects}

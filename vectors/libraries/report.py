@@ -2,7 +2,7 @@
 
     pip install trl==1.16.0 polgrad==0.2.1
     pip install --no-deps --target runs/packages verl==0.9.1 openrlhf==0.11.2
-    python vectors/libraries/report.py runs/packages --write docs/conventions.md
+    python vectors/libraries/report.py runs/packages --write vectors/conventions.md
 
 Without --write it prints the tables, and why a library does not offer a case. verl and OpenRLHF
 are not imported, so their requirements are not needed. The exit code is 1 if a difference has no
