@@ -1,7 +1,7 @@
 """Statistics of the registered claims: Welch's t, equivalence tests, Holm, sign flips, verdicts.
 
 An effect is the difference between the means of two runs over their seeds. registered.json sets the
-effects, margins and level; docs/results.md explains them.
+effects, margins and level; lab/verdicts.md explains them.
 """
 
 import itertools
