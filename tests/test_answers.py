@@ -104,7 +104,7 @@ def test_extraction(text, answer):
 
 
 @pytest.mark.parametrize(("opening", "closing"), [*zip(TAGS.split()[::2], TAGS.split()[1::2], strict=True)])
-def test_a_thought_is_no_answer(opening, closing):
+def test_thought_is_not_an_answer(opening, closing):
     """A policy was paid for guesses in its thought, unless the tag was <think>."""
     assert extract_answer(rf"{opening}Perhaps \boxed{{5}}?{closing}It is four.") is None
     assert extract_answer(rf"{opening}Perhaps \boxed{{4}}? Check") is None
@@ -144,7 +144,7 @@ def test_truncated_completion(text, answer):
     assert format_reward(text, truncated=True) == float(answer is not None)
 
 
-def test_a_guess_with_several_boxes_is_wrong():
+def test_several_different_boxes_are_wrong():
     for text in (r"\boxed{2} or \boxed{3}", r"\boxed{3}, \boxed{2}", r"\boxed{2, 3}"):
         assert accuracy_reward(text, r"\{2, 3\}") == 1.0
         assert accuracy_reward(text, "2") == accuracy_reward(text, "3") == 0.0
@@ -299,20 +299,20 @@ SPACES = [*r"\, \; \: \! \quad \qquad \displaystyle \left \big \Big \bigl ~".spl
 ENDS = "<|endoftext|> <|eom|> <|eos|> <|endofturn|> <|im_end|> <|eot_id|> <|eom_id|> <|end_of_text|> <|end|> <|return|> <end_of_turn> <eos> </s> <｜end▁of▁sentence｜>"
 
 
-def test_no_number_word_is_a_unit():
+def test_number_words_are_not_units():
     """`5 fifths` or `5 dozen` would score as 5."""
     for word in re.split(r"[|\n]", NUMBER_WORDS):
         for text in (f"5 {word}", rf"5 \text{{ {word} }}", f"$5 {word}", f"5 apples {word}", f"5 {word} of them"):
             assert not answers_match(text, "5") and not answers_match("5", text) and answers_match(text, text), text
 
 
-def test_a_unit_has_one_name_in_all_spellings():
+def test_spellings_of_a_unit_agree():
     for pair in UNIT_NAMES.split():
         one, other = pair.split("=")
         assert answers_match(f"5 {one}", f"5 {other}") and not answers_match(f"5 {one}", "5 apples"), pair
 
 
-def test_styles_signs_and_spaces_have_one_spelling():
+def test_styles_signs_and_spaces_are_normalized():
     for style in STYLES.split():
         assert answers_match(rf"\{style}{{x + 1}}", "x+1"), style
     for pair in SIGNS.split():
@@ -325,7 +325,7 @@ def test_styles_signs_and_spaces_have_one_spelling():
         assert answers_match(text.replace("_", matrix), text.replace("_", "pmatrix")), matrix
 
 
-def test_nothing_after_an_end_of_text_token_is_read():
+def test_text_after_end_token_is_ignored():
     for token in ENDS.split():
         assert extract_answer(f"#### 3{token}\n#### 4", truncated=True) == "3", token
         assert extract_answer(rf"\boxed{{3{token}}}") == "3", token
@@ -395,7 +395,7 @@ NO_CHOICES = [
 
 
 @pytest.mark.parametrize("text", CHOICES)
-def test_the_letter_of_a_choice_is_its_answer(text):
+def test_choice_letter_is_the_answer(text):
     """A right letter with its text, as the problem prints it, would score 0."""
     for gold in ("B", "(B)", r"\text{(B)}", r"$\textbf{B}$", ["B", "D"]):
         assert accuracy_reward(text, gold) == 1.0
@@ -404,19 +404,19 @@ def test_the_letter_of_a_choice_is_its_answer(text):
 
 
 @pytest.mark.parametrize("text", NO_CHOICES)
-def test_two_choices_or_another_letter_are_none(text):
+def test_several_or_other_letters_do_not_match(text):
     """A hedge with several choices, or a word or a formula with the letter, would score 1."""
     assert accuracy_reward(rf"\boxed{{{text}}}", "B") == 0.0 and not answers_match(text, "B")
 
 
-def test_several_choices_count_in_any_order_and_together():
+def test_choices_match_in_any_order():
     for text in ("AC", "A, C", "C and A", "(A), (C)", r"\text{A and C}", "A、C", "A & C"):
         assert accuracy_reward(rf"\boxed{{{text}}}", "AC") == accuracy_reward(f"Answer: {text}", "A, C") == 1.0
         assert accuracy_reward(rf"\boxed{{{text}}}", "A") == accuracy_reward(rf"\boxed{{{text}}}", "ACD") == 0.0
     assert accuracy_reward(r"\boxed{A} and \boxed{C}", "A, C") == 1.0
 
 
-def test_only_a_gold_of_capital_letters_is_a_choice():
+def test_only_capital_letters_are_choices():
     assert not answers_match("B", "B. 45") and not answers_match("B) 4", "B) 5")
     assert not answers_match("A cat", "A") and not answers_match("I think so", "I")
 
@@ -464,7 +464,7 @@ def test_gold_of_a_value(value, gold):
 
 
 @pytest.mark.parametrize("text", PROSE)
-def test_the_gold_of_prose_is_its_only_number(text):
+def test_prose_gold_is_its_number(text):
     """No completion matches a sentence, and no error says that all of them score 0."""
     gold, from_prose = read_gold(text)
     assert from_prose and answers_match(gold, PROSE[text])
@@ -473,7 +473,7 @@ def test_the_gold_of_prose_is_its_only_number(text):
 
 
 @pytest.mark.parametrize("text", NO_PROSE)
-def test_a_number_that_is_a_part_of_the_gold_is_not_the_gold(text):
+def test_part_of_the_gold_does_not_match(text):
     """`5` for `5 dozen`, or one root of two, would be a wrong answer with a reward of 1."""
     assert read_gold(text) == (text, False)
 
@@ -504,7 +504,7 @@ def test_other_words_change_the_number(text):
         assert accuracy_reward(answer, "12") == 0.0
 
 
-def test_a_name_with_a_number_is_text():
+def test_name_with_number_is_text():
     assert answers_match("route 66", "route 66.") and not answers_match("highway 66", "route 66")
     assert accuracy_reward("The answer is Apollo 11.", "Apollo 11") == 1.0
 
@@ -516,7 +516,7 @@ def test_gold_with_and_without_marker():
     assert accuracy_reward("0.5", "0.5") == 0.0  # no marker, no answer
 
 
-def test_any_gold_of_a_list_is_right():
+def test_any_listed_gold_matches():
     for golds in (["2", "0.5"], ("2", "0.5")):
         assert answers_match("1/2", golds) and answers_match("2.0", golds)
         assert not answers_match("2, 0.5", golds) and not answers_match("1", golds)
@@ -533,7 +533,7 @@ ALPHABET = (
 )  # fmt: skip
 
 
-def test_garbage_never_raises_and_is_symmetric():
+def test_garbage_never_raises():
     """One odd completion would end the run, or be scored differently as gold and as prediction."""
     rng = random.Random(1)
     for _ in range(8000):
@@ -596,7 +596,7 @@ def fastest(function) -> float:
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_huge_completions_take_no_time(name):
+def test_huge_completions_are_fast(name):
     """Other graders hang on long digits, nested braces, many boxes or a backtracking pattern."""
     text = HUGE[name]
     for function in (
@@ -610,7 +610,7 @@ def test_huge_completions_take_no_time(name):
 
 
 @pytest.mark.parametrize("piece", DENSE)
-def test_dense_answers_take_no_longer(piece):
+def test_dense_answers_are_fast(piece):
     """Texts just below the length bound meet every pattern and all recursion."""
     closing = piece[-1].translate(str.maketrans("([{", ")]}"))
     half = answers.MAX_ANSWER // 2 // len(piece) - 2
@@ -624,7 +624,7 @@ def test_dense_answers_take_no_longer(piece):
 
 
 @pytest.mark.parametrize("name", ["boxes", "answers", "answers in Chinese", "headings"])
-def test_markers_without_number_are_not_kept(name):
+def test_markers_without_number_are_dropped(name):
     """A list of 50,000 of them took 0.1 to 0.2 s at the first call, most of it for the garbage collector."""
     tracemalloc.start()
     extract_answer(HUGE[name][: answers.MAX_TEXT])
@@ -633,7 +633,7 @@ def test_markers_without_number_are_not_kept(name):
     assert peak < 1e6
 
 
-def test_answers_are_exact_far_down_a_long_completion():
+def test_answer_after_long_text_is_exact():
     """The bound on the text must cut the start, never the end."""
     assert accuracy_reward("x" * M + "#### 3", "3") == 1.0
     assert accuracy_reward(r"\boxed{4}" + "x" * M + r"\boxed{\frac{6}{2}} ok", "3") == 1.0
@@ -651,7 +651,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_gsm8k_solutions_score_one_against_themselves(split):
+def test_gsm8k_solutions_match_themselves(split):
     """A gold or an answer that the grader does not read would make its problem unsolvable."""
     path = GSM8K / f"{split}.jsonl"
     if not path.exists():

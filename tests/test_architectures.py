@@ -40,7 +40,7 @@ def plain_forward(policy, batch):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_log_probs_and_gradient_are_those_of_full_logits(name):
+def test_logprobs_and_gradient_match_full_logits(name):
     """Padding, position ids, windows, a soft cap or a scale behind the head; prompts computed once."""
     policy = random_policy(name, temperature=0.7, scale=3.0)
     assert policy.fast.head_is_last == (name not in SCALED and name != "granitemoehybrid")
@@ -62,7 +62,7 @@ def test_log_probs_and_gradient_are_those_of_full_logits(name):
 
 @pytest.mark.parametrize("name", EVERY)
 @torch.no_grad()
-def test_sampling_is_that_of_stock_generate_and_of_the_training_forward(name):
+def test_samples_match_generate_and_forward(name):
     """Greedy tokens of rows that end early and at different places; log-probs of sampled ones."""
     policy = random_policy(name, temperature=1.3, scale=3.0)
     policy.stop_tokens = list(range(2, 40, 5))  # one token of five

@@ -53,7 +53,7 @@ def test_help_texts_agree():
 # --- the command line ---
 
 
-def test_spellings_of_no():
+def test_spellings_of_a_negated_option():
     assert parsed().normalize_std and not parsed().resume
     off = (["--no_normalize_std"], ["--no-normalize-std"], ["--normalize_std", "false"], ["--normalize_std=no"])
     assert not any(parsed(*words).normalize_std for words in off)
@@ -88,7 +88,7 @@ def test_args_file_is_not_read(tmp_path, monkeypatch):
         ("--learning_rat 1", "unknown option --learning_rat: did you mean --learning_rate?"),
     ],
 )
-def test_bad_values_are_one_line(words, said):
+def test_bad_values_print_one_line(words, said):
     assert said in failure(parsed, *words.split())
 
 
@@ -154,11 +154,11 @@ def test_command_line_wins(tmp_path):
         ("seed: [1, 2]", "unknown option 2"),
     ],
 )
-def test_bad_files_are_one_line(text, said, tmp_path):
+def test_bad_files_print_one_line(text, said, tmp_path):
     assert said in failure(from_file, tmp_path, text)
 
 
-def test_binary_file_is_one_line(tmp_path):
+def test_binary_file_prints_one_line(tmp_path):
     (tmp_path / "run.yaml").write_bytes(b"system_prompt: \xff")
     assert "run.yaml: 'utf-8'" in failure(parsed, "--config", str(tmp_path / "run.yaml"))
 
@@ -167,7 +167,7 @@ def test_binary_file_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_help_lists_each_option_with_its_default(name):
+def test_help_lists_options_with_defaults(name):
     """`fresh_interpreter` asserts that it loads neither `datasets` nor a model class."""
     shown = "".join(fresh_interpreter()["help"][name].split())
     for field in fields(script(name).Args):

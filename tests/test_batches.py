@@ -36,7 +36,7 @@ def split(batch, rows=None, processes=1, **sizes):
 
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_micro_batches_hold_every_row_once(size, fast):
+def test_micro_batches_cover_all_rows_once(size, fast):
     """They are sorted by length; fast/ packs, and keeps the rows of a prompt together."""
     batch, rows = random_batch(rows=24), list(range(2, 24))
     batch["row"] = torch.arange(24)[:, None]
@@ -57,7 +57,7 @@ def test_totals_count_the_whole_step(processes):
         assert len(micro_batches) == {1: 3, 2: 2}[processes]
 
 
-def test_no_token_in_the_loss_divides_by_1():
+def test_empty_loss_mask_divides_by_1():
     batch = random_batch(rows=4)
     batch["loss_mask"] = torch.zeros_like(batch["loss_mask"])
     ((_, totals),) = split(batch)

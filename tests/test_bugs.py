@@ -37,7 +37,7 @@ def healthy(tmp_path_factory):
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_bug_changes_what_a_run_computes_and_not_its_start(bug, healthy, tmp_path):
+def test_bug_changes_the_run_not_its_start(bug, healthy, tmp_path):
     base, options = "ppo" if bug == "micro_batches" else "grpo", OPTIONS.get(bug, "")
     healthy = healthy(base, options)
     broken = rows_of(module_with(bug, base), options, tmp_path)
@@ -45,13 +45,13 @@ def test_a_bug_changes_what_a_run_computes_and_not_its_start(bug, healthy, tmp_p
     assert healthy[2] != broken[2] and broken[2]["optim/grad_norm"] > 0
 
 
-def test_with_one_mean_for_the_whole_batch_a_reward_of_the_prompt_alone_teaches():
+def test_batch_mean_rewards_easy_prompts():
     rewards, args = torch.tensor([1.0, 1.0, 0.0, 0.0]), grpo.Args(group_size=2)
     assert grpo.compute_advantages(rewards, args).eq(0).all()
     assert module_with("batch", "grpo").compute_advantages(rewards, args).ne(0).all()
 
 
-def test_with_the_wrong_sign_the_kl_is_subtracted():
+def test_wrong_sign_subtracts_the_kl():
     new, ref = torch.full((1, 2), -1.0), torch.full((1, 2), -1.5)
     mask, advantages = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 1)
     args = grpo.Args(kl_coef=0.2)

@@ -69,7 +69,7 @@ def refusal(folder, **options):
     return str(error.value)
 
 
-def test_what_is_saved_returns_bit_by_bit(tmp_path):
+def test_saved_state_is_restored_bit_exact(tmp_path):
     values = [0.1 + 0.2, 1 / 3, 5e-324, -0.0, float("inf"), 2**60 + 1]
     run = start(tmp_path)
     run.numbers.values = values
@@ -94,7 +94,7 @@ class Code:
 
 
 @pytest.mark.parametrize("name", ["optimizer.bin", "pytorch_model.bin"])
-def test_no_file_of_a_checkpoint_runs_code(name, checkpoint):
+def test_loading_a_checkpoint_runs_no_code(name, checkpoint):
     # Accelerate reads pytorch_model.bin if there is no model.safetensors.
     ran, poison = checkpoint.parent / "ran", checkpoint / name
     torch.save({"step": Code(ran)}, poison)
@@ -110,7 +110,7 @@ def test_no_file_of_a_checkpoint_runs_code(name, checkpoint):
     "name, content",
     [("model.safetensors", "half"), ("optimizer.bin", "half"), ("optimizer.bin", None), ("state.json", "")],
 )
-def test_damage_names_the_checkpoint_before(name, content, checkpoint):
+def test_damage_names_the_previous_checkpoint(name, content, checkpoint):
     file = checkpoint / name
     if content is None:
         file.unlink()
@@ -147,7 +147,7 @@ def test_missing_weights_are_damage(checkpoint):
         ("gone", 1, "gone (checkpoint: 1, now: None)"),
     ],
 )
-def test_checkpoint_of_another_run_is_refused(name, value, says, checkpoint):
+def test_other_runs_checkpoint_is_refused(name, value, says, checkpoint):
     state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     state["settings"][name] = value
     (checkpoint / "state.json").write_text(json.dumps(state), encoding="utf-8")
@@ -155,7 +155,7 @@ def test_checkpoint_of_another_run_is_refused(name, value, says, checkpoint):
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dpo", "reward_model"])
-def test_every_option_is_compared_but_the_free_ones(name):
+def test_only_free_options_may_change(name):
     args, accelerator = script(name).Args(), Accelerator(cpu=True)
     before, free = Checkpoints(accelerator, None, args).settings(), set()
     for field in dataclasses.fields(args):
@@ -170,7 +170,7 @@ def test_every_option_is_compared_but_the_free_ones(name):
     assert "max_steps" in Checkpoints(accelerator, None, linear).settings()
 
 
-def test_resume_takes_the_options_of_its_run(tmp_path, capsys):
+def test_resume_reads_the_runs_options(tmp_path, capsys):
     train(tmp_path, *"--learning_rate 3e-5 --save_every 1 --reward accuracy format --no_normalize_std".split())
     args = json.loads((tmp_path / "args.json").read_text(encoding="utf-8"))
     resume = ["--resume", "--output_dir", str(tmp_path)]
@@ -264,7 +264,7 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     assert not (tmp_path / "checkpoints" / "step-00000002" / "half").exists()  # what was left is no part of the next
 
 
-def test_checkpoint_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+def test_checkpoint_is_synced_before_the_rename(tmp_path, monkeypatch):
     synced, rename = [], os.replace
     run = start(tmp_path)
     temporary = tmp_path / "checkpoints" / "tmp"
@@ -282,7 +282,7 @@ def test_checkpoint_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 @pytest.mark.parametrize("moment", ["torch.save", "os.sync", "os.replace", "shutil.rmtree", "pathlib.Path.write_text"])
-def test_killed_at_any_moment_of_a_save(moment, tmp_path):
+def test_kill_during_a_save(moment, tmp_path):
     for call in range(1, 4):
         folder = tmp_path / str(call)
         run = start(folder)

@@ -15,7 +15,7 @@ from testbed import largest_difference
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma2"])
-def test_chunks_have_the_gradient_of_full_logits(name, monkeypatch):
+def test_chunked_gradient_matches_full_logits(name, monkeypatch):
     """Gemma 2 has a soft cap behind the head: there the chunks are of logits."""
     monkeypatch.setattr(fast.logprobs, "CHUNK_ELEMENTS", 40 * 5)
     policy = random_policy(name, temperature=0.7, scale=3.0)
@@ -29,7 +29,7 @@ def test_chunks_have_the_gradient_of_full_logits(name, monkeypatch):
     assert largest_difference(ours, plain) < 2e-6 * max(float(g.abs().max()) for g in plain)
 
 
-def test_cap_beyond_small_logits_is_found(monkeypatch):
+def test_cap_above_small_logits_is_detected(monkeypatch):
     """A soft cap changes the last bits of small logits too; one that cuts changes none."""
     lm = random_lm("qwen2")
     forward = lm.forward
@@ -54,7 +54,7 @@ def test_no_tensor_holds_all_logits(monkeypatch):
     assert sum(shape[-2] for shape in seen) == int(batch["completion_mask"].sum())
 
 
-def test_no_chunk_is_kept_for_the_backward_pass(monkeypatch):
+def test_backward_pass_keeps_no_chunk(monkeypatch):
     # Kept, all chunks together are the (R, T, V) copy.
     policy, batch, kept = random_policy("qwen2"), random_batch(), []
     rows = int(batch["completion_mask"].sum())
@@ -71,7 +71,7 @@ def test_no_chunk_is_kept_for_the_backward_pass(monkeypatch):
         assert any(shape[-1:] == (40,) and shape[0] <= size for shape in kept) == any_kept
 
 
-def test_prompts_are_known_by_their_tokens():
+def test_prompts_are_compared_by_tokens():
     batch = {
         "prompts": torch.tensor([[0, 5, 6], [5, 5, 6], [7, 5, 6], [5, 5, 6]]),
         "prompt_mask": torch.tensor([[False, True, True], [True] * 3, [False, True, True], [True] * 3]),

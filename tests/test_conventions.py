@@ -27,7 +27,7 @@ def mean_loss(name):
 
 @pytest.mark.needs("polgrad")
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "ppo"])
-def test_polgrad_finds_the_loss_and_its_gradient_the_same(name):
+def test_polgrad_agrees_on_loss_and_gradient(name):
     """It would notice a clip on the wrong side, another mean, or a masked value in the loss."""
     from polgrad import ALGORITHMS
     from polgrad.testing import assert_conforms
@@ -55,7 +55,7 @@ def asked(report, library):
 
 @pytest.mark.beside("vectors")
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_each_difference_of_a_library_has_a_reason(report, library):
+def test_each_difference_has_a_reason(report, library):
     """It would notice an adapter that no longer fits its library, or a changed case."""
     adapter, cases = asked(report, library)
     verdicts = report.verdicts_of(adapter, cases)
@@ -66,7 +66,7 @@ def test_each_difference_of_a_library_has_a_reason(report, library):
 
 @pytest.mark.beside("vectors")
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_page_has_the_differences_of_a_library(report, library):
+def test_page_lists_the_differences(report, library):
     adapter, cases = asked(report, library)
     lines = report.differences({library: adapter.name}, {library: report.verdicts_of(adapter, cases)})
     found = [line for line in lines if line.startswith("- ")]
@@ -75,7 +75,7 @@ def test_the_page_has_the_differences_of_a_library(report, library):
 
 @pytest.mark.beside("vectors")
 @pytest.mark.needs("trl")
-def test_the_settings_of_the_page_compute_what_it_says(report, monkeypatch):
+def test_settings_compute_what_the_page_says(report, monkeypatch):
     """Each row is asked with its settings alone, and all of them are needed."""
     adapter, cases = asked(report, "trl")
     assert report.settings.problems("trl", adapter, cases, report.is_right) == []
@@ -89,5 +89,5 @@ def test_the_settings_of_the_page_compute_what_it_says(report, monkeypatch):
 
 
 @pytest.mark.beside("vectors")
-def test_the_page_has_the_settings(report):
+def test_page_lists_the_settings(report):
     assert "\n".join(report.settings.table()) in PAGE.read_text(encoding="utf-8")

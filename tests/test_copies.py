@@ -56,7 +56,7 @@ def named(path, found=()):
     return found
 
 
-def test_the_tests_of_a_script_pass_beside_it_alone(tmp_path):
+def test_script_tests_pass_in_a_fork(tmp_path):
     helpers = named("tests/test_grpo.py") | named("tests/conftest.py")
     copy(tmp_path, "grpo.py", "common", "pyproject.toml", *sorted(helpers))
     result = run_processes(COPIED, "test", tmp_path, "tests/test_grpo.py", cwd=tmp_path)
@@ -84,7 +84,7 @@ FAST = "bad_input or answer_the_cases or first_ratio or valid_tokens or before_t
 
 
 @pytest.mark.beside("examples", "vectors")
-def test_the_suites_know_no_name(tmp_path):
+def test_suites_pass_under_other_names(tmp_path):
     """The fast half of what `pytest --script` runs: no test depends on the name of a script."""
     copy(tmp_path, "conftest.py", "pyproject.toml", "common", "tests", "examples", "vectors")
     words = []

@@ -127,7 +127,7 @@ def test_kept_rows_stay_whole():
             assert float(samples.terms["accuracy"][r]) == right  # before the penalty
 
 
-def test_rounding_and_penalty_do_not_inform():
+def test_groups_equal_up_to_rounding_are_dropped():
     """0.1 + 0.2 beside 0.3, as weighted sums are: a group of such rewards has no gradient but noise."""
 
     def nearly_equal(right, seen):

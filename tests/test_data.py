@@ -149,7 +149,7 @@ def test_long_prompts_are_dropped(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("rows, count", [(2, 1), (5, 2), (30, 15), (200, 32), (700, 35), (12_000, 512)])
-def test_prompts_are_held_out_by_seed(rows, count, tmp_path, capsys):
+def test_seed_picks_the_held_out_prompts(rows, count, tmp_path, capsys):
     """5 %, but at least 32 or half of the prompts: pass@1 of one prompt says nothing. At most 512."""
     path = write(tmp_path / "rows.jsonl", numbered(rows))
     train, evaluation = load(path)
@@ -352,7 +352,7 @@ def test_shared_prompts_are_counted(tmp_path, capsys):
     assert "evaluation: 3 prompts, 2 of them also in training" in capsys.readouterr().out
 
 
-def test_words_that_the_tokenizer_cannot_write(tmp_path, capsys):
+def test_characters_unknown_to_the_tokenizer(tmp_path, capsys):
     rows = [{"prompt": "é" * i + "2+2?"} for i in (0, 1)]
     load_rows(tmp_path, rows)
     assert "1 with characters that the tokenizer does not know" in capsys.readouterr().out

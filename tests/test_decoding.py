@@ -86,7 +86,7 @@ def test_cpu_draws_over_large_vocabularies():
     assert float(tokens.double().mean()) == pytest.approx(100_000, abs=4 * 57_735 / 1000**0.5)
 
 
-def test_rows_of_nan_move_no_others():
+def test_nan_rows_leave_others_unchanged():
     probs = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
     broken = probs.clone()
     broken[2] = float("nan")
@@ -97,7 +97,7 @@ def test_rows_of_nan_move_no_others():
     assert draws[1].max() < 7 and draws[0][[0, 1, 3]].equal(draws[1][[0, 1, 3]])
 
 
-def test_nan_logits_are_one_line():
+def test_nan_logits_print_one_line():
     """On a GPU NaN makes `torch.multinomial` abort the process."""
     policy = random_policy("qwen2")
     policy.lm.get_input_embeddings().weight.data[7] = float("nan")  # a token of the first prompt
@@ -146,7 +146,7 @@ def test_autocast_halves_the_cache(monkeypatch):
     assert torch.equal(narrow, wide)
 
 
-def test_finished_rows_cost_nothing(monkeypatch):
+def test_finished_rows_are_not_computed(monkeypatch):
     args, tokenizer, lm = sped_up(max_new_tokens=64)
     rows = []
     base = lm.base_model

@@ -69,7 +69,7 @@ def test_two_machines(tmp_path):
 
 
 @pytest.mark.beside("configs")
-def test_sharded_run_resumes_bit_by_bit(tmp_path):
+def test_sharded_resume_is_bit_exact(tmp_path):
     """Of ppo.py, which has a critic beside the policy in what is sharded."""
     options = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 2 --eval_k 2 --eval_every 0"
     options += " --num_minibatches 2 --max_new_tokens 16 --save_every 1 --max_steps 2"
@@ -111,7 +111,7 @@ def test_fsdp2_returns_float32_logits(fsdp_plugin):
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
 
 
-def test_reference_under_bf16_keeps_its_rotary_frequencies(fsdp_plugin):
+def test_bf16_reference_keeps_rotary_frequencies(fsdp_plugin):
     # module.to(bfloat16) rounds buffers too: at the same weights the KL to the policy was then 1e-5 and not 0.
     _, args, _, lm = embedded("grpo")
     reference = load_reference(lm, args, sharded(fsdp_plugin(), "bf16"))
@@ -166,7 +166,7 @@ def test_accelerate_reads_the_configs(path):
     assert config.fsdp_config == given.get("fsdp_config", {})
 
 
-def test_ddp_gradients_are_views_of_buckets():
+def test_ddp_gradients_are_bucket_views():
     """Else a second copy of them stays beside the buckets while AdamW steps."""
     handler = make_accelerator(script("grpo").Args()).ddp_handler
     assert handler.gradient_as_bucket_view and not handler.broadcast_buffers

@@ -20,7 +20,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("vectors
 TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which tells of options that are gone
 
 
-def test_the_readme_has_measured_results():
+def test_readme_results_are_measured():
     runs = unpack.runs(unpack.RESULTS / "pages.jsonl")
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1]
     for name in ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo"):
@@ -34,7 +34,7 @@ def test_the_readme_has_measured_results():
         assert f"{statistics.median(first):.3f}" in before and before in text
 
 
-def test_the_best_of_six_rates_are_measured():
+def test_best_of_six_is_measured():
     registered = registry.Registration(registry.CLAIMS)
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8").split("\n## Each algorithm, best of six\n")[1]
     effect = {"metric": "accuracy", "over": 20480}
@@ -43,7 +43,7 @@ def test_the_best_of_six_rates_are_measured():
         assert f"| {statistics.mean(ends):.3f} ± {statistics.stdev(ends):.3f} |" in text, name
 
 
-def test_the_readme_shows_real_differences():
+def test_readme_diff_is_real():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = re.search(r"`diff grpo.py dr_grpo.py`.*?```diff\n(.*?)```", text, re.DOTALL)[1]
     command = ["diff", "grpo.py", "dr_grpo.py"]
@@ -89,6 +89,8 @@ def test_named_things_exist(page):
         assert name == file.stem or name.split(".")[-1] in file.read_text(encoding="utf-8"), f"{name} in {target}"
     tests = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/test_*.py"))
     assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == []
+    for file, word in re.findall(r"\bpytest (?:-n 0 )?(tests/test_\w+\.py)(?: -k (\w+))?", text):
+        assert re.search(rf"^def test_\w*{word}", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), word
 
 
 def test_what_to_watch_is_complete():

@@ -16,14 +16,14 @@ from testbed import GradientRecorder, embedded, metric_rows
 
 
 @pytest.mark.parametrize("h", [-1000.0, 1000.0])
-def test_a_margin_far_on_either_side_does_not_overflow(h):
+def test_large_margins_do_not_overflow(h):
     chosen, zero = torch.tensor([h], dtype=torch.float64, requires_grad=True), torch.zeros(1)
     loss = dpo.preference_loss(chosen, zero, zero, zero, torch.tensor(1), dpo.Args(nll_coef=0.0, beta=1.0))
     (gradient,) = torch.autograd.grad(loss.sum(), chosen)
     assert (loss.item(), gradient.item()) == (max(0, -h), -float(h < 0))
 
 
-def test_an_update_on_pairs_that_is_not_finite_ends_the_run():
+def test_nonfinite_update_ends_the_run():
     _, args, _, lm = embedded("dpo")
     recorder, pairs = GradientRecorder(lm, lm.parameters()), [Pair([5, 6], [7, 1], [8, 1], math.nan, 0.0)]
     with pytest.raises(Exit, match="gradient norm nan"):
@@ -40,7 +40,7 @@ def run(folder, *arguments):
     return metric_rows(folder)
 
 
-def test_max_steps_zero_only_evaluates_by_sampling(few_pairs, tmp_path, monkeypatch):
+def test_max_steps_zero_only_evaluates(few_pairs, tmp_path, monkeypatch):
     original, calls = dpo.rollout, []
     monkeypatch.setattr(
         dpo, "rollout", lambda *options: calls.append((*options[3:6], options[6][:3])) or original(*options)
@@ -52,7 +52,7 @@ def test_max_steps_zero_only_evaluates_by_sampling(few_pairs, tmp_path, monkeypa
     assert not (tmp_path / "model").exists()
 
 
-def test_held_out_pairs_are_evaluated_against_the_reference(few_pairs, tmp_path):
+def test_held_out_pairs_use_the_reference(few_pairs, tmp_path):
     rows = run(tmp_path, *few_pairs, "--max_steps", 3, "--learning_rate", 1e-3, "--nll_coef", 0)
     assert [row["step"] for row in rows if "eval/loss" in row] == [0, 3]
     # The policy is its own reference before the first step.
@@ -61,7 +61,7 @@ def test_held_out_pairs_are_evaluated_against_the_reference(few_pairs, tmp_path)
     assert "eval/pass@1" not in rows[0]
 
 
-def test_a_run_goes_over_the_pairs_num_epochs_times(few_pairs, tmp_path):
+def test_num_epochs_repeats_the_pairs(few_pairs, tmp_path):
     rows = run(tmp_path / "a", *few_pairs, "--num_epochs", 2, "--pairs_per_step", 64, "--lr_scheduler", "linear")
     assert [row["step"] for row in rows] == [0, 1, 2, 3]  # of 96 pairs
     rates = [row["optim/lr"] for row in rows[1:]]
@@ -70,7 +70,7 @@ def test_a_run_goes_over_the_pairs_num_epochs_times(few_pairs, tmp_path):
         run(tmp_path / "b", *few_pairs, "--pairs_per_step", 97)
 
 
-def test_nll_is_on_for_the_embedded_pairs_alone():
+def test_only_embedded_pairs_default_to_nll():
     assert (dpo.Args().nll_coef, dpo.Args().eval_dataset) == (1.0, "embedded")
     given = dpo.Args(dataset="mine.jsonl")
     assert (given.nll_coef, given.eval_dataset) == (0.0, None)  # Eq. 7

@@ -103,7 +103,7 @@ def test_config_json_alone_is_enough(name, capsys, tmp_path):
     assert table["optimizer"]["AdamW"] == pytest.approx(both * 8 / 2**30, abs=0.01)
 
 
-def test_the_options_change_what_they_should():
+def test_options_change_the_estimate():
     sizes = meta_sizes(MODELS["0.5B"])
     base = dict(max_prompt_tokens=256, max_new_tokens=512, micro_batch_size=16, eval_prompts=32)
 
@@ -215,7 +215,7 @@ def test_reward_model_and_critic_are_counted(capsys, tmp_path):
         ({"WORLD_SIZE": "4", "ACCELERATE_USE_FSDP": "true"}, Job(4, "FSDP2")),
     ],
 )
-def test_the_launcher_counts(environment, job, monkeypatch, capsys):
+def test_launcher_options_count(environment, job, monkeypatch, capsys):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert dry_run.launched_job() == job
@@ -231,7 +231,7 @@ def test_the_launcher_counts(environment, job, monkeypatch, capsys):
         (["json"], "json is not a script"),
     ],
 )
-def test_what_is_wrong_is_one_line(words, word):
+def test_errors_print_one_line(words, word):
     with pytest.raises(Exit) as error:
         dry_run.main(words)
     assert "\n" not in str(error.value) and word in str(error.value)

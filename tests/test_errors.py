@@ -120,7 +120,7 @@ def test_first_signal_finishes_the_step(name, tmp_path, monkeypatch, capfd):
     assert not (tmp_path / "model").exists() and metric_rows(tmp_path)[-1]["step"] == 2
 
 
-def test_stopped_run_resumes_bit_by_bit(tmp_path, monkeypatch):
+def test_resume_after_a_signal_is_bit_exact(tmp_path, monkeypatch):
     """Of dpo.py; test_launch.py has such a run of grpo.py that is killed."""
     assert run("dpo", tmp_path / "a") == 0
     with monkeypatch.context() as patch:
@@ -170,7 +170,7 @@ def test_early_ctrl_c_prints_no_traceback(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_echoed_signal_is_no_second_one():
+def test_echoed_signal_counts_once():
     # A terminal signals a whole group, and launchers pass it on.
     received = listen(Accelerator(cpu=True))
     os.kill(os.getpid(), signal.SIGINT)

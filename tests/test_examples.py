@@ -19,7 +19,7 @@ def run(name, words, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [*WITH_ARGUMENTS, "one_step", "smollm2"])
-def test_help_is_the_docstring_and_builds_nothing(name, tmp_path, monkeypatch, capsys):
+def test_help_prints_only_the_docstring(name, tmp_path, monkeypatch, capsys):
     """A word that is taken for a folder would be built for a minute, and then called --help."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
@@ -35,7 +35,7 @@ def test_a_missing_argument_is_named(name, monkeypatch, capsys):
     assert end.value.code == 2 and "the following arguments are required" in capsys.readouterr().err
 
 
-def test_a_row_of_countdown_gets_its_prompt(tmp_path, monkeypatch, capsys):
+def test_countdown_row_gets_a_prompt(tmp_path, monkeypatch, capsys):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"nums": [3, 4, 7], "target": 14}\n', encoding="utf-8")
     run("countdown", [path], monkeypatch)
@@ -43,7 +43,7 @@ def test_a_row_of_countdown_gets_its_prompt(tmp_path, monkeypatch, capsys):
     assert row["prompt"].startswith("Use each of 3, 4, 7 once") and row["target"] == 14
 
 
-def test_the_variance_is_measured_for_recipes_that_are_not_written(monkeypatch, capsys):
+def test_variance_of_unwritten_recipes(monkeypatch, capsys):
     module = load(EXAMPLES / "gradient_variance.py")
     monkeypatch.setattr(module, "SEEDS", 1)
     monkeypatch.setattr(module, "ROLLOUTS", 2)
@@ -53,7 +53,7 @@ def test_the_variance_is_measured_for_recipes_that_are_not_written(monkeypatch, 
 
 
 @pytest.mark.needs("reasoning_gym")
-def test_a_task_of_reasoning_gym_is_written_and_scored(tmp_path, monkeypatch):
+def test_reasoning_gym_task_is_scored(tmp_path, monkeypatch):
     run("reasoning_gym_task", [tmp_path, "spell_backward", "max_word_len=4"], monkeypatch)
     rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 96 and max(len(row["answer"]) for row in rows) == 4

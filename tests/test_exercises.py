@@ -18,7 +18,7 @@ def solution(number, old="", new=""):
 
 
 @pytest.mark.parametrize("number", [5, 6, 7])
-def test_a_check_passes_with_the_solution_alone(number):
+def test_check_passes_only_with_the_solution(number):
     with pytest.raises(AssertionError):
         exercises.check(number, script("grpo"))
     exercises.check(number, solution(number))
@@ -38,7 +38,7 @@ def test_a_check_refuses_a_wrong_solution(number, old, new):
         exercises.check(number, solution(number, old, new))
 
 
-def test_exercise_4_asks_before_it_tells(monkeypatch, capsys):
+def test_exercise_4_asks_first(monkeypatch, capsys):
     def answer(question):
         assert not capsys.readouterr().out  # the weights are not shown yet
         return "gspo, dcpo grpo"
@@ -70,7 +70,7 @@ def passes(number, folder, monkeypatch, said=""):
 
 
 @pytest.mark.parametrize("number, right, wrong", [(1, "-1", "0.08"), (2, "0.55", "0.7"), (3, "0.725", "1.255")])
-def test_a_prediction_is_compared_with_the_run(number, right, wrong, tmp_path, monkeypatch):
+def test_prediction_is_compared_with_run(number, right, wrong, tmp_path, monkeypatch):
     row = {"step": 1, "optim/loss": -0.081, "advantage/zero_groups": 0.508, "optim/grad_norm": 0.7248}
     options = dict(script="dr_grpo", group_size=2, seed=51, normalize_std=False)
     folder = folder_of(tmp_path, [{"step": 0}, row], **options)
@@ -101,7 +101,7 @@ def test_the_loss_of_the_first_update(name, tmp_path, monkeypatch):
         (["6", "grpo.py"], "not yet: for one micro-batch"),
     ],
 )
-def test_the_command_says_what_is_missing(arguments, message, monkeypatch):
+def test_command_names_what_is_missing(arguments, message, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match=message):
         exercises.main(arguments)

@@ -78,7 +78,7 @@ def prepending(kind):
 
 
 @pytest.mark.parametrize("kind", ["normalizer", "always", "first", "none"])
-def test_no_blank_that_nobody_wrote(kind, tmp_path):
+def test_no_blank_is_inserted(kind, tmp_path):
     tokenizer = prepending(kind)
     texts = [("2", "3"), (" 2", "\n2"), ("\n\n2", "\n\n\n2")]
     pairs = pairs_from(tmp_path, tokenizer, *(("1+1=", *pair) for pair in texts))
@@ -119,7 +119,7 @@ COMPLETIONS = {  # {template and words for it: (the prompt, {answer: its complet
     "template, words, prompt, answer, completion",
     [(*key, prompt, *item) for key, (prompt, answers) in COMPLETIONS.items() for item in answers.items()],
 )
-def test_answers_stand_where_the_template_says(template, words, prompt, answer, completion, tmp_path):
+def test_answers_follow_the_template(template, words, prompt, answer, completion, tmp_path):
     tokenizer = special_tokenizer(template)
     chosen = {"call": CALL, "thought": THOUGHT}.get(answer, say(answer))
     row = {"prompt": "1+1?", "chosen": [chosen], "rejected": [say("3")]}
@@ -129,7 +129,7 @@ def test_answers_stand_where_the_template_says(template, words, prompt, answer, 
     assert alone.ids == pair.prompt and alone.starts_in_thought == prompt.endswith("<think>\n")
 
 
-def test_other_ends_replace_the_end():
+def test_other_end_tokens_are_kept():
     tokenizer = special_tokenizer("channels")
     open_end, call = encode_completions(["<|channel|>2", "<|channel|>2<|call|>"], tokenizer)
     assert open_end == [*call[:-1], end_token(tokenizer)] != call
@@ -165,7 +165,7 @@ def test_calls_and_thoughts_reach_the_template(tmp_path):
         ("plain", "tool_calls", ([{"function": 1}], [{"function": 2}])),
     ],
 )
-def test_pairs_may_differ_in_thought_alone(template, key, values, tmp_path):
+def test_pairs_may_differ_only_in_thought(template, key, values, tmp_path):
     row = ("1+1?", *([{"role": "assistant", key: value}] for value in values))
     (pair,) = pairs_from(tmp_path, special_tokenizer(template), row)
     assert pair.chosen != pair.rejected
@@ -186,7 +186,7 @@ def test_no_content_is_an_empty_text():
 
 
 @pytest.mark.parametrize("key, value", [("content", 3), ("content", [{"type": "image"}]), ("role", None)])
-def test_what_is_no_text_is_refused(key, value, tmp_path):
+def test_content_without_text_is_refused(key, value, tmp_path):
     rows = [{"prompt": USER}, {"prompt": [*USER, {"role": "assistant", key: value}]}]
     with pytest.raises(Exit, match=rf"^row 2: column prompt: .*{key}"):
         load_rows(tmp_path, rows, special_tokenizer("plain"))
@@ -228,7 +228,7 @@ PARTS = [{"role": "system", "content": "Add."}, *USER]
         ({"prompt": "2+2?", "system": None}, "2+2?"),
     ],
 )
-def test_a_system_column_is_the_system_turn(row, text, tmp_path):
+def test_system_column_is_system_turn(row, text, tmp_path):
     """As in orca_dpo_pairs. --system_prompt replaces it."""
     row |= {"chosen": "4", "rejected": "5"}
     (prompt,) = load_rows(tmp_path, [row])

@@ -68,7 +68,7 @@ def tiny(shape):
 
 
 @pytest.mark.parametrize("shape", ["llama", "qwen2"])
-def test_the_folder_has_the_weights_and_the_stop_tokens_of_the_file(shape, tmp_path):
+def test_folder_has_weights_and_stop_tokens(shape, tmp_path):
     lm = tiny(shape)
     write_gguf(tmp_path / "tiny.gguf", lm, shape)
     read, tokenizer = gguf_model.convert(tmp_path / "tiny.gguf", tmp_path / "model")
@@ -81,7 +81,7 @@ def test_the_folder_has_the_weights_and_the_stop_tokens_of_the_file(shape, tmp_p
 
 
 @pytest.mark.parametrize("noise", [0.01, 1.0])
-def test_two_copies_of_one_embedding_become_one_and_two_matrices_stay_two(noise, tmp_path):
+def test_equal_embedding_and_head_are_tied(noise, tmp_path):
     lm = tiny("qwen2")
     outputs = lm.get_output_embeddings().weight.data
     lm.get_input_embeddings().weight.data = outputs + noise * outputs.std() * torch.randn_like(outputs)
@@ -94,7 +94,7 @@ def test_two_copies_of_one_embedding_become_one_and_two_matrices_stay_two(noise,
     assert saved.get_input_embeddings().weight.equal(expected) and saved.lm_head.weight.equal(outputs)
 
 
-def test_another_model_in_the_folder_is_refused(tmp_path):
+def test_mismatched_folder_is_refused(tmp_path):
     write_gguf(tmp_path / "tiny.gguf", tiny("qwen2"), "qwen2")
     read, tokenizer = gguf_model.convert(tmp_path / "tiny.gguf", tmp_path / "model")
     read.get_output_embeddings().weight.data[0] += 1

@@ -123,7 +123,7 @@ def test_the_default_run_learns(name, fast, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["dpo", "reward_model"])
-def test_a_run_on_given_pairs_is_that_of_the_cpu(name, few_pairs, tmp_path, monkeypatch):
+def test_pair_run_matches_the_cpu(name, few_pairs, tmp_path, monkeypatch):
     """No step samples, so the numbers of three steps are equal up to rounding."""
     rows = []
     for device in ("cpu", "gpu"):
@@ -164,7 +164,7 @@ def test_lora(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["grpo", "dcpo", "ppo", "dpo"])
-def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, repeatable, tmp_path):
+def test_resume_is_bit_exact(name, repeatable, tmp_path):
     sizes = "--prompts_per_step 8 --group_size 4 --num_minibatches 2"
     sizes = "--pairs_per_step 4" if name == "dpo" else sizes
     options = f"{sizes} --eval_prompts 8 --eval_samples 4 --eval_every 2 --save_every 2 --output_dir".split()
@@ -202,7 +202,7 @@ VARIANTS += [("grpo", lambda args, batch: None, {"fast": True}), ("grpo", micro_
 
 
 @pytest.mark.parametrize("name, edit, options", VARIANTS)
-def test_the_gradient_is_that_of_the_cpu_however_it_is_computed(name, edit, options):
+def test_gradient_matches_the_cpu(name, edit, options):
     expected, expected_metrics = gradient_of_the_cpu(name)
     (found,), metrics = on_gpu(name, edit, **options)
     assert relative(found, expected) < 1e-4
@@ -227,7 +227,7 @@ def test_the_first_ratio_is_one(name, monkeypatch):
 
 
 @pytest.mark.parametrize("tokens", [64, 192, 256])
-def test_attention_with_large_negative_logits_has_a_finite_gradient(tokens):
+def test_gradient_at_large_negative_logits(tokens):
     """cuDNN's has not (pytorch issue 196678), and some GPUs prefer it: `make_accelerator` switches it off."""
     device, generator = make_accelerator(grpo.Args()).device, torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 1, tokens, 64, generator=generator) for _ in range(3))
@@ -263,7 +263,7 @@ def rollout(loaded, n=4, seed=3, temperature=1.0, length=160):
     return grpo.rollout(lm, tokenizer, prompts, n, temperature, 1.0, (seed,), grpo.Args(max_new_tokens=length))
 
 
-def test_greedy_samples_are_those_of_the_cpu(loaded):
+def test_greedy_samples_match_the_cpu(loaded):
     found = rollout(loaded, n=1, temperature=0.0, length=64)["completions"].cpu()
     tokenizer, lm, prompts = loaded
     other = rollout((tokenizer, lm.cpu(), prompts), n=1, temperature=0.0, length=64)["completions"]
@@ -314,7 +314,7 @@ def recorded(monkeypatch):
     return counts
 
 
-def test_replayed_tokens_are_those_not_recorded(cuda, loaded, recorded, monkeypatch):
+def test_graph_replay_matches_eager_tokens(cuda, loaded, recorded, monkeypatch):
     loaded[1].generation_config.eos_token_id.append(5)  # rows end at different places
     first, again = rollout(loaded, n=16), rollout(loaded, n=16)
     assert recorded["replayed"] > 20 and 2 <= recorded["recorded"] / 2 <= 15
@@ -363,7 +363,7 @@ def reserved():
     return torch.cuda.memory_reserved()
 
 
-def test_model_that_waits_has_no_graphs(cuda, loaded, recorded, from_scratch, monkeypatch, caplog):
+def test_synchronizing_model_has_no_graphs(cuda, loaded, recorded, from_scratch, monkeypatch, caplog):
     _, lm, _ = loaded
     forward, begun = lm.base_model.forward, recorded["begun"]
     with monkeypatch.context() as patch:
@@ -375,7 +375,7 @@ def test_model_that_waits_has_no_graphs(cuda, loaded, recorded, from_scratch, mo
     assert find_shortcuts(lm, True).graphs
 
 
-def test_short_memory_does_not_end_the_graphs(cuda, loaded, recorded, from_scratch, monkeypatch, caplog):
+def test_low_memory_keeps_the_graphs(cuda, loaded, recorded, from_scratch, monkeypatch, caplog):
     lm = loaded[1]
     expected, forward = rollout(loaded), lm.base_model.forward
 
@@ -418,7 +418,7 @@ def test_failed_recording_frees_the_cache(cuda, loaded, recorded, from_scratch, 
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (64, 1000), (512, 151936)])
-def test_the_first_to_arrive_is_the_token_that_multinomial_draws(shape, cuda):
+def test_race_matches_multinomial(shape, cuda):
     probs = torch.randn(shape, device="cuda").softmax(dim=-1)
     drawn = []
     for draw in (race, lambda probs: torch.multinomial(probs, 1)):
@@ -432,7 +432,7 @@ def test_the_first_to_arrive_is_the_token_that_multinomial_draws(shape, cuda):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_packed_gradient_is_that_of_plain_passes(checkpointing, cuda, monkeypatch):
+def test_packed_gradient_matches_plain_passes(checkpointing, cuda, monkeypatch):
     shapes, options = [], dict(dtype="bfloat16", gradient_checkpointing=checkpointing)
     original = packing.packed_attention
     monkeypatch.setattr(
@@ -446,7 +446,7 @@ def test_packed_gradient_is_that_of_plain_passes(checkpointing, cuda, monkeypatc
     assert relative(found, expected) < max(3 * relative(other, expected), 0.02)
 
 
-def test_bfloat16_packs_and_float32_does_not(cuda, tmp_path, monkeypatch, capsys):
+def test_only_bfloat16_is_packed(cuda, tmp_path, monkeypatch, capsys):
     for precision, packs in (("no", False), ("bf16", True)):
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
         grpo.main([*QUICK, "--fast", "--max_steps", "1", "--output_dir", str(tmp_path / precision)])
@@ -466,7 +466,7 @@ SIZES = dict(prompts_per_step=4, group_size=8, micro_batch_size=16, max_prompt_t
     [({}, False), ({}, True), (dict(gradient_checkpointing=True, kl_coef=0.0, dtype="bfloat16"), False)],
     ids=["float32", "mixed precision", "bfloat16, checkpointing"],
 )
-def test_the_dry_run_is_near_the_measured_peak(options, bf16):
+def test_dry_run_is_near_the_measured_peak(options, bf16):
     """A step of 63 million weights takes up to 3 GB. 25 %: the kernels have workspaces that no formula knows. Nor does
     it know packed passes, which bfloat16 takes: they hold no padding, and each prompt once."""
     measured = pytest.importorskip("measured")  # needs tools/
@@ -483,7 +483,7 @@ def test_the_dry_run_is_near_the_measured_peak(options, bf16):
 
 
 @pytest.mark.parametrize("config", ["ddp", "fsdp2"])
-def test_two_gpus_take_the_same_step_as_one(config, tmp_path):
+def test_two_gpus_match_one(config, tmp_path):
     if torch.accelerator.device_count() < 2 or DEVICE != "cuda":
         pytest.skip("needs two CUDA or ROCm GPUs")
     flags = f"--config_file {ROOT / 'configs' / config}.yaml --num_processes 2 --mixed_precision no"

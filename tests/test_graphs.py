@@ -42,7 +42,7 @@ def narrow(monkeypatch):
 
 @pytest.mark.parametrize("kind, name", CASES)
 @torch.no_grad()
-def test_tokens_and_log_probs_are_those_of_the_growing_cache(kind, name, narrow):
+def test_static_cache_matches_the_growing_one(kind, name, narrow):
     policy, prompts = random_policy(name), PROMPTS[kind]
     policy.stop_tokens = list(range(2, 40, 5))  # one token of five, so that rows end early and are dropped
     greedy = [sample(policy, prompts, graphs, temperature=0)[0] for graphs in (False, True)]
@@ -54,14 +54,14 @@ def test_tokens_and_log_probs_are_those_of_the_growing_cache(kind, name, narrow)
     assert float((logprobs - sampled).abs().max()) < 1e-5
 
 
-def test_the_samples_do_not_depend_on_the_cache(narrow):
+def test_samples_do_not_depend_on_cache(narrow):
     policy = random_policy("qwen2")
     policy.stop_tokens = list(range(2, 40, 5))
     plain, fixed = (sample(policy, PROMPTS["padded"], graphs)[:2] for graphs in (False, True))
     assert torch.equal(plain[0], fixed[0]) and torch.allclose(plain[1], fixed[1], atol=1e-5)
 
 
-def test_no_token_copies_the_cache_or_changes_its_addresses():
+def test_decoding_keeps_the_cache_in_place():
     policy, seen = random_policy("qwen2"), []
     run = GraphDecodeStep.run
 
@@ -77,7 +77,7 @@ def test_no_token_copies_the_cache_or_changes_its_addresses():
     assert len(seen) > 10 and all(addresses == seen[0] for addresses in seen)
 
 
-def test_what_was_recorded_is_not_replayed_once_the_cache_has_another_shape():
+def test_new_cache_shape_is_recorded_again():
     """Its kernels would read freed memory. `logits` stand for a graph, which a CPU does not have."""
     cache = DynamicCache()
     cache.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 0)
@@ -112,14 +112,14 @@ def test_a_step_does_not_synchronize(name, prompts, monkeypatch):
     sample(policy, prompts, True, length=12)
 
 
-def test_the_cache_is_freed_at_the_end(monkeypatch):
+def test_cache_is_freed_at_end(monkeypatch):
     caches, close = [], GraphDecodeStep.close
     monkeypatch.setattr(GraphDecodeStep, "close", lambda self: caches.append(self.cache) or close(self))
     sample(random_policy("qwen2"), PROMPTS["padded"], True, length=4)
     assert caches and not caches[0].layers
 
 
-def test_under_autocast_the_static_cache_is_what_attention_computes_with(monkeypatch):
+def test_autocast_attention_reads_static_cache(monkeypatch):
     dtypes, close = set(), GraphDecodeStep.close
     monkeypatch.setattr(
         GraphDecodeStep, "close", lambda self: dtypes.update(layer.keys.dtype for layer in self.layers) or close(self)
@@ -129,7 +129,7 @@ def test_under_autocast_the_static_cache_is_what_attention_computes_with(monkeyp
     assert dtypes == {torch.bfloat16}
 
 
-def test_a_column_to_come_is_unlike_any_key():
+def test_future_columns_match_no_key():
     """Zeros seen by mistake would only dilute attention a little, which the check at the start could miss."""
     keys = torch.randn(2, 1, 3, 4)
     wide = repeat_and_pad(keys, 2, 1, 6)
@@ -141,7 +141,7 @@ def test_a_column_to_come_is_unlike_any_key():
     "width, max_new_tokens, expected",
     [(128, 512, [384, 640]), (5, 20, [32]), (512, 4096, [768, 1152, 1728, 2592, 3888, 4608])],
 )
-def test_columns_grow_by_half_up_to_the_last_token(width, max_new_tokens, expected):
+def test_columns_grow_by_half(width, max_new_tokens, expected):
     """In multiples of 16, and by MIN_GROWTH at least, since each capacity needs a new graph."""
     token, found = object.__new__(GraphDecodeStep), []
     token.column, token.end = width, width + max_new_tokens
@@ -153,7 +153,7 @@ def test_columns_grow_by_half_up_to_the_last_token(width, max_new_tokens, expect
 
 @pytest.mark.parametrize("name, scale", [("qwen2", 4.0), ("gpt2", 4.0), ("qwen2", 1.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_check_at_the_start_accepts_a_right_cache_and_refuses_a_wrong_one(dtype, name, scale, monkeypatch):
+def test_start_check_refuses_a_wrong_cache(dtype, name, scale, monkeypatch):
     """A nearly uniform model has log-probs that hardly depend on what it attends to: in bfloat16 by rounding alone."""
     lm = random_lm(name, scale=scale).to(dtype)
     assert graphs_are_exact(lm)
@@ -167,7 +167,7 @@ def test_the_check_at_the_start_accepts_a_right_cache_and_refuses_a_wrong_one(dt
             assert not graphs_are_exact(lm)
 
 
-def test_the_check_fails_if_nothing_could_be_recorded(monkeypatch):
+def test_start_check_needs_a_recording(monkeypatch):
     close = GraphDecodeStep.close
     monkeypatch.setattr(GraphDecodeStep, "failure", None)  # restored at the end
     monkeypatch.setattr(
@@ -182,7 +182,7 @@ def unpadded(lm, original=exact.probe_batch):
 
 
 @pytest.mark.parametrize("dtype, share", [(torch.float32, 1e-3), (torch.bfloat16, 0.1)])
-def test_near_is_a_small_part_of_what_other_prompts_change_and_never_true_of_nan(dtype, share):
+def test_near_allows_little_and_no_nan(dtype, share):
     lm = random_lm("qwen2").to(dtype)
     plain, wrong = torch.zeros(3), torch.tensor([0.0, 1.0, 0.5])
     assert is_near(lm, plain + 0.9 * share * wrong, plain, wrong)

@@ -47,7 +47,7 @@ def model_folder(tmp_path_factory):
     return folder
 
 
-def test_a_local_model_trains_on_gsm8k_and_is_evaluated_on_its_test_file(model_folder, tmp_path, capsys):
+def test_training_and_evaluation_on_gsm8k(model_folder, tmp_path, capsys):
     options = "--max_steps 2 --prompts_per_step 4 --group_size 4 --max_new_tokens 24 --eval_prompts 8 --eval_samples 2"
     options += f" --model_name_or_path {model_folder} --dataset {GSM8K / 'train.jsonl'} --eval_k 2"
     grpo.main([*options.split(), "--reward", "accuracy", "format", "--output_dir", str(tmp_path / "run")])

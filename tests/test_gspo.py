@@ -46,7 +46,7 @@ def test_the_clamp_is_on_the_mean(level):
     assert (new.grad[1:] == 0).all()  # beyond the clamp there is no gradient
 
 
-def test_with_one_update_it_is_grpo():
+def test_one_update_equals_grpo():
     # The documented identity: gradients of whole updates, every s_i being 1.
     results = []
     for name in ("grpo", "gspo"):

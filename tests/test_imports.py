@@ -43,23 +43,23 @@ IN_ROOM = {room: [module for module in FILES if module.startswith(f"{room}.")] f
 
 
 @pytest.mark.parametrize("module, needs", STEP.items())
-def test_the_step_needs_torch_alone(module, needs):
+def test_step_imports_only_torch(module, needs):
     assert packages(IMPORTS[module]) <= {"torch", "common"}
     assert IMPORTS[module] & FILES.keys() <= needs
 
 
 @pytest.mark.parametrize("module", IN_ROOM["common"])
-def test_common_needs_no_script_or_neighbour(module):
+def test_common_imports_no_script(module):
     assert not packages(IMPORTS[module]) & {*ALL, *NEIGHBOURS, "fast"}
 
 
 @pytest.mark.parametrize("module", IN_ROOM["fast"])
-def test_fast_needs_common_alone(module):
+def test_fast_imports_only_common(module):
     assert packages(IMPORTS[module]) <= {"torch", "transformers", "accelerate", "common", "fast"}
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name in SHIPPED])
-def test_a_script_names_its_step_first(name):
+def test_script_imports_its_step_first(name):
     path = ROOT / f"{name}.py"
     assert packages(imported(path)) <= {"torch", "transformers", "accelerate", "numpy", "common", "fast"}
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -95,7 +95,7 @@ def words_of_code(path):
 
 
 @pytest.mark.parametrize("module", IN_ROOM["common"])
-def test_common_knows_no_algorithm(module):
+def test_common_names_no_algorithm(module):
     """A script passes whatever it alone needs, so that another algorithm needs no change there."""
     found = [(line, word) for line, word in words_of_code(FILES[module]) if word in ALGORITHMS]
     assert not found

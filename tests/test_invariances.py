@@ -134,7 +134,7 @@ def shuffled(batch, order):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_clip_acts_in_what_follows(name):
+def test_the_clip_acts_in_these_tests(name):
     steps, metrics = expected(name)
     shares = bounds(name)[2]
     acts = all(0.05 <= share <= 0.2 for share in shares)
@@ -268,7 +268,7 @@ def expected_pairs(name):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_some_pairs_are_far_on_either_side(name):
+def test_some_margins_are_large(name):
     module, args, model, pairs = prepared_pairs(name)
     (batch,) = pair_batches(pairs, args, torch.device("cpu"))
     _, stats = module.pair_losses(model, batch, args)

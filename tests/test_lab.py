@@ -29,7 +29,7 @@ def test_the_registration_is_not_edited(path):
 
 
 @both
-def test_every_registered_run_was_made_as_registered(path):
+def test_runs_match_their_registration(path):
     registration = registry.Registration(path)
     assert [job for job in registration.jobs() if not registration.counts(*job)] == []
     assert len(registration.jobs()) == len(registration.runs)
@@ -37,13 +37,13 @@ def test_every_registered_run_was_made_as_registered(path):
 
 @both
 @pytest.mark.skipif(not HAS_HISTORY, reason="needs git and the history")
-def test_the_registration_came_before_the_commit_of_each_run(path):
+def test_registration_precedes_the_runs(path):
     registration = registry.Registration(path)
     commits = {registration.header(*job)["commit"] for job in registration.jobs()}
     assert all(map(registration.was_before, commits))
 
 
-def test_unpack_writes_the_rows_over_steps_or_over_completions(tmp_path):
+def test_unpack_over_steps_or_completions(tmp_path):
     unpack.unpack(tmp_path, "step")
     for pack in unpack.RESULTS.glob("*.jsonl"):
         assert {path.name for path in (tmp_path / pack.stem).iterdir()} == unpack.runs(pack).keys()
@@ -59,7 +59,7 @@ def test_unpack_writes_the_rows_over_steps_or_over_completions(tmp_path):
 
 
 @statistics
-def test_the_page_of_the_claims_has_what_the_rows_say():
+def test_page_has_the_computed_verdicts():
     """Each verdict of check.py, with its effect, interval and p, is a row of a table there."""
     import check
 
@@ -124,7 +124,7 @@ def lab(tmp_path):
 
 
 @statistics
-def test_incomplete_claims_and_those_of_other_rules_are_not_decided(lab):
+def test_incomplete_claims_stay_open(lab):
     lab.write("a", HIGH)
     lab.write("b", LOW[:4])
     assert lab.verdicts() == [registry.OPEN] * 2
@@ -144,7 +144,7 @@ def test_incomplete_claims_and_those_of_other_rules_are_not_decided(lab):
         {"code": "another version"},
     ],
 )
-def test_a_run_that_is_not_what_was_registered_decides_nothing(lab, other):
+def test_unregistered_run_decides_nothing(lab, other):
     lab.write("a", HIGH)
     lab.write("b", LOW)
     lab.write("a", HIGH[:1], **other)
@@ -153,7 +153,7 @@ def test_a_run_that_is_not_what_was_registered_decides_nothing(lab, other):
 
 @statistics
 @pytest.mark.parametrize("primary, verdict", [({"margin": 2.0}, registry.FAILS), ({"same": 5.0}, registry.HOLDS)])
-def test_the_margin_counts_and_a_difference_that_is_seen_comes_first(lab, primary, verdict):
+def test_difference_comes_before_equivalence(lab, primary, verdict):
     lab.register(**primary)
     lab.write("a", HIGH)
     lab.write("b", LOW)
@@ -195,7 +195,7 @@ def test_a_paired_t_by_hand():
     assert (found.low, found.high) == pytest.approx((3 - width, 3 + width)) and found.p_signs == 0.25
 
 
-def test_a_value_at_a_number_of_completions_is_between_two_evaluations():
+def test_values_are_interpolated():
     rows = [{"step": 10 * i, "completions": 100 * i, "m": float(i * i)} for i in range(4)]
     assert registry.value(rows, "m", "all") == 3.5 and registry.value(rows[1:], "m", "start") == 1
     rows[2].pop("m")

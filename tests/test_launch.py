@@ -92,7 +92,7 @@ def kill_after_checkpoint(running, folder, step):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_killed_run_resumes_bit_by_bit(processes, tmp_path):
+def test_resume_after_a_kill_is_bit_exact(processes, tmp_path):
     command = ["grpo.py", *QUICK, "--max_steps", "5", "--gradient_checkpointing", "--output_dir"]
     result = run_processes(*command, tmp_path / "a", processes=processes)
     assert (result.returncode, result.stderr) == (0, "")  # no library warns of what is meant
@@ -179,7 +179,7 @@ def test_one_failing_process_ends_all(tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_bad_input_is_one_line_each(processes):
+def test_bad_input_prints_one_line_each(processes):
     result = run_processes("grpo.py", "--group_size", "1", processes=processes)
     lines = [line for line in result.stderr.splitlines() if line]
     assert len(lines) <= processes and result.stdout == "" and 2 in result.codes

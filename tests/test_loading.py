@@ -93,7 +93,7 @@ def test_attention_by_name():
         policy_of(attn_implementation="nope")
 
 
-def test_damaged_files_are_one_line(tmp_path):
+def test_damaged_files_print_one_line(tmp_path):
     folder = copy_of_embedded(tmp_path / "model")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -134,12 +134,12 @@ def test_no_remote_code(tmp_path):
 # --- classifiers ---
 
 
-def test_a_classifier_is_no_policy(tmp_path):
+def test_classifier_is_not_a_policy(tmp_path):
     folder = small_model(tmp_path / "untied", AutoModelForSequenceClassification, "llama")
     assert ": lm_head.weight" in refused(policy_of, folder)
 
 
-def test_tied_classifier_is_no_policy(tmp_path):
+def test_tied_classifier_is_not_a_policy(tmp_path):
     """Its head is the embedding, so no weight is missing."""
     folder = small_model(tmp_path / "tied", AutoModelForSequenceClassification, "llama", tie_word_embeddings=True)
     assert "is no language model" in refused(policy_of, folder)
@@ -205,7 +205,7 @@ def test_training_is_float32_without_dropout(name, dropout, tmp_path):
     assert torch.equal(first, again)
 
 
-def test_model_is_saved_with_its_own_generation_config(tmp_path):
+def test_generation_config_is_saved_unchanged(tmp_path):
     _, _, tokenizer, lm = embedded()
     lm.generation_config = GenerationConfig(do_sample=True, top_k=7, eos_token_id=1)
     lm.save_pretrained(tmp_path / "a")

@@ -58,7 +58,7 @@ def test_the_page_has_the_answers(run):
     assert [line["points"] for line in reward["lines"]] == [[[1, 0.25], [2, 0.5], [3, 0.75], [4, 1.0]], [[0, 0.25]]]
 
 
-def test_no_completion_ends_the_script(run):
+def test_no_completion_closes_the_script_tag(run):
     page = look.page(look.collect(run))
     assert page.count("<script") == page.count("</script>") == 2 and page.count("<!--") == 0
     for part in ("page.html", "style.css", "page.js"):
@@ -73,7 +73,7 @@ def test_an_unfinished_run_is_shown(run):
     assert look.collect(run)["step"] == 4
 
 
-def test_a_page_has_a_limit_and_keeps_both_ends():
+def test_page_limit_keeps_both_ends():
     (one,) = look.evaluations([evaluation_row(step, "a" * 10_000, 0.0) for step in range(1, 1001)])
     kept = [each["step"] for each in one["evaluations"]]
     assert kept[0] == 1 and kept[-1] == 1000 and len(kept) * 10_000 <= look.MAX_CHARACTERS < 21_000 * len(kept)

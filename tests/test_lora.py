@@ -70,7 +70,7 @@ def test_reference_is_the_start():
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_gradients_do_not_depend_on_the_split(name):
+def test_gradient_is_invariant_to_the_split(name):
     found = []
     for size, kl_coef in ((32, 0.0), (4, 0.0), (4, 1e-30)):
         args, tokenizer, lm = load(name, micro_batch_size=size, kl_coef=kl_coef, num_minibatches=1)

@@ -18,7 +18,7 @@ def test_pass_at_k(n, c, k):
     assert pass_at_k(correct, k).item() == pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k), abs=1e-12)
 
 
-def test_gradient_under_the_mask_is_zero_not_nan():
+def test_masked_gradient_is_zero_not_nan():
     # A `where` on the finished loss keeps the value finite and makes the gradient NaN.
     logprobs = torch.tensor([[-1.0, 500.0]], requires_grad=True)
     mask = torch.tensor([[True, False]])

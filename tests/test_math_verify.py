@@ -15,7 +15,7 @@ from common.run import Exit
 from testbed import ROOT
 
 
-def test_math_verify_missing_says_what_to_install(monkeypatch):
+def test_missing_package_says_what_to_install(monkeypatch):
     """A missing extra must not score 0 in silence."""
     monkeypatch.setattr(tool.importlib.util, "find_spec", lambda name: None)
     tool.comparing_process.cache_clear()
@@ -23,13 +23,13 @@ def test_math_verify_missing_says_what_to_install(monkeypatch):
         tool.math_verify(["#### 3"], ["4"], [False])
 
 
-def test_what_accuracy_accepts_needs_no_package():
+def test_accepted_answers_need_no_package():
     chat = [{"role": "assistant", "content": "#### 3"}]
     assert tool.math_verify(["#### 3", chat, "#### 3"], ["3", ["2", "3"], None], [False] * 3) == [1.0, 1.0, None]
 
 
 @pytest.mark.needs("math_verify")
-def test_math_verify_judges_symbolically_and_cannot_hang(monkeypatch, caplog):
+def test_comparison_is_symbolic_and_bounded(monkeypatch, caplog):
     """verl: an alarm scored all answers 0 outside the main thread; without it a power hung the run."""
     assert tool.math_verify_reward(r"\boxed{\sqrt{8}}", r"2\sqrt{2}") == 1.0
     assert tool.math_verify_reward(r"\boxed{x+1}", "1+x") == 1.0
@@ -71,7 +71,7 @@ def program(tmp_path, body, **options):
 
 @pytest.mark.needs("math_verify")
 @pytest.mark.parametrize("when", ["between", "during"])
-def test_a_comparison_of_math_verify_that_was_killed_is_made_again(when):
+def test_killed_comparison_is_repeated(when):
     """Its Pool hung at the next call, or scored 0."""
     assert tool.math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
     process = tool.comparing_process(os.getpid())
@@ -86,7 +86,7 @@ def test_a_comparison_of_math_verify_that_was_killed_is_made_again(when):
 
 
 @pytest.mark.needs("math_verify")
-def test_the_process_of_math_verify_ends_with_the_run(tmp_path):
+def test_process_ends_with_the_run(tmp_path):
     body = "print(process().pid, flush=True)\ncompare('10^{10^{10}}')\n"
     run = program(tmp_path, body)
     worker = psutil.Process(int(run.stdout.readline()))

@@ -9,7 +9,7 @@ import pytest
 import grpo
 
 
-def test_the_step_by_hand_is_a_run(tmp_path, capsys, monkeypatch):
+def test_step_by_hand_matches_a_run(tmp_path, capsys, monkeypatch):
     one_step.main()
     printed = capsys.readouterr().out
     assert not re.search(r"-0\.0*(?![\d.])", printed)

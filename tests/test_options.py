@@ -57,7 +57,7 @@ def metrics_of_a_run(name, folder, options):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_option_changes_something_or_is_refused(name, tmp_path):
+def test_option_has_an_effect_or_is_refused(name, tmp_path):
     """GMPO, made of grpo.py after docs/fork.md, took `--dual_clip 3` and did not say that it has none.
 
     What does nothing in the functions of the loss may act in `main` or `update`: then two runs tell.

@@ -75,11 +75,11 @@ def pack_and_checkpoint(policy):
 
 @pytest.mark.parametrize("prepare", [pack, pack_and_checkpoint])
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in WRONG])
-def test_log_probs_and_gradient_are_those_of_plain_forwards(name, prepare, groups_of_heads):
+def test_packed_gradient_matches_plain_forwards(name, prepare, groups_of_heads):
     assert_packed_is_plain(random_policy(name), batch(), prepare)
 
 
-def test_under_autocast_attention_gets_what_its_kernel_takes(monkeypatch):
+def test_autocast_casts_attention_inputs(monkeypatch):
     """The GPU kernel takes only 16-bit types, and rotary embeddings return float32."""
     policy, dtypes = random_policy("qwen2"), set()
 
@@ -94,7 +94,7 @@ def test_under_autocast_attention_gets_what_its_kernel_takes(monkeypatch):
     assert dtypes == {torch.bfloat16}
 
 
-def test_one_forward_has_all_tokens_and_each_prompt_once(monkeypatch):
+def test_forward_has_each_prompt_once(monkeypatch):
     policy, rows, passes = random_policy("qwen2"), batch(), []
     forward = policy.lm.base_model.forward
     monkeypatch.setattr(policy.lm.base_model, "forward", lambda **x: passes.append(x) or forward(**x))
@@ -113,7 +113,7 @@ def firsts(rows):
     return [index.index(i) for i in dict.fromkeys(index)]
 
 
-def test_packed_pairs_have_the_log_probs_of_plain_forwards():
+def test_packed_pairs_match_plain_forwards():
     """In dpo.py: the chosen completions, then the rejected ones of the same prompts."""
     pairs = [Pair([5, 6, 7], [8, 9, 2], [10, 2]), Pair([11], [12, 2], [13, 14, 15, 2]), Pair([5, 6], [2], [3, 2])]
     args = script("dpo").Args(micro_batch_size=8)
@@ -122,7 +122,7 @@ def test_packed_pairs_have_the_log_probs_of_plain_forwards():
 
 
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gpt2"])
-def test_the_check_at_the_start_accepts_what_is_exact(name):
+def test_start_check_accepts_exact_packing(name):
     lm = random_lm(name)
     assert exact.is_exact(lm, packing.packed_token_states)
     assert packing_is_exact(lm.bfloat16())
@@ -148,7 +148,7 @@ def test_a_hybrid_is_never_packed(monkeypatch):
 
 @pytest.mark.parametrize("name", [*WRONG, "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_check_at_the_start_refuses_what_is_not(dtype, name):
+def test_start_check_refuses_inexact_packing(dtype, name):
     lm = random_lm(name).to(dtype)
     if name == "gemma2":  # its soft cap needs eager attention
         lm.set_attn_implementation("eager")
@@ -160,7 +160,7 @@ def test_the_check_at_the_start_refuses_what_is_not(dtype, name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_check_refuses_a_completion_that_sees_another_prompt(dtype, monkeypatch):
+def test_start_check_refuses_a_leak(dtype, monkeypatch):
     """Each key index is off by one."""
     lm, original = random_lm("qwen2").to(dtype), packing.PackedLayout
     monkeypatch.setattr(packing, "PackedLayout", lambda keys, **rest: original(keys.roll(1), **rest))

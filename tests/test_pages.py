@@ -85,7 +85,7 @@ def execute(command, folder):
 
 @pytest.mark.pages
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_of_a_page_run(page, tmp_path):
+def test_page_commands_run(page, tmp_path):
     folder = tmp_path / "project"
     tracked = execute(["git", "ls-files"], ROOT).stdout.splitlines()
     for name in tracked:

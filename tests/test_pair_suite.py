@@ -32,7 +32,7 @@ def run(name, folder, *arguments):
 # --- a run ---
 
 
-def test_resume_equals_an_uninterrupted_run_bit_by_bit(name, tmp_path, capsys):
+def test_resume_is_bit_exact(name, tmp_path, capsys):
     options = ["--save_every", 1, "--max_steps", 6, "--num_epochs", 2]
     run(name, tmp_path / "a", *options)
     rows = metric_rows(tmp_path / "a")
@@ -60,7 +60,7 @@ def ended_after(last):
     return end_step
 
 
-def test_a_run_ends_with_the_pairs_or_at_max_steps(name, tmp_path, capsys):
+def test_run_ends_with_pairs_or_max_steps(name, tmp_path, capsys):
     run(name, tmp_path / "all", "--max_steps", -1, "--pairs_per_step", 20, "--num_epochs", 2)
     assert [row["step"] for row in metric_rows(tmp_path / "all")] == list(range(10))  # 96 x 2 / 20
     assert re.findall(r"^step (\d/\d): ", capsys.readouterr().out, re.MULTILINE)[-1] == "9/9"
@@ -83,7 +83,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
 # --- several processes ---
 
 
-def test_two_processes_take_the_same_steps_as_one_and_resume(name, tmp_path):
+def test_two_processes_match_one_and_resume(name, tmp_path):
     pair_worker.main(name, tmp_path)
     result = run_processes("tests/helpers/pair_worker.py", name, tmp_path, processes=2)
     assert result.returncode == 0, result.stderr
@@ -147,7 +147,7 @@ def test_bad_input_of_one_script(name, arguments, message, tmp_path, monkeypatch
         script(name).main([*QUICK, "--output_dir", str(tmp_path), *arguments.split()])
 
 
-def test_the_glossary_names_what_is_logged(name, tmp_path):
+def test_glossary_names_the_metrics(name, tmp_path):
     """docs/watch.md: a script's own section is complete, and what else it logs stands in the table of all."""
     run(name, tmp_path / "a", "--max_steps", 2)
     logged = {key for row in metric_rows(tmp_path / "a") for key in row} - {"step"}

@@ -66,20 +66,20 @@ def test_pairs_of_a_chat_tokenizer(tmp_path, no_datasets, name):
 
 
 @pytest.mark.parametrize("template, end", [(GEMMA, "<end_of_turn>"), (None, "<eos>")])
-def test_given_pairs_end_with_what_the_template_puts_there(template, end, tmp_path):
+def test_pairs_end_as_in_the_template(template, end, tmp_path):
     tokenizer = gemma_tokenizer(template)
     written = [("2+2?", "4", "5"), ("2+2?", "4<end_of_turn>", "5<eos>"), ("2+2?", "4<end_of_turn><eos>", "5")]
     for pair in pairs_from(tmp_path, tokenizer, *written[: 3 if template else 1]):
         assert [tokenizer.convert_ids_to_tokens(ids) for ids in pair[1:3]] == [["4", end], ["5", end]]
 
 
-def test_an_unknown_character_is_no_end(tmp_path):
+def test_unknown_character_is_not_an_end(tmp_path):
     tokenizer = gemma_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
     (pair,) = pairs_from(tmp_path, tokenizer, ("2+2?", "é", "5"))
     assert tokenizer.convert_ids_to_tokens(pair.chosen) == ["<unk>", "<eos>"]
 
 
-def test_what_was_dropped_is_said(tmp_path, capsys):
+def test_dropped_pairs_are_reported(tmp_path, capsys):
     """A pair that is too long is never cut: it would lose its BOS or its system turn, or end in mid-sentence."""
     rows = [
         ("abcdef", "12345", "12"),
@@ -99,7 +99,7 @@ def test_what_was_dropped_is_said(tmp_path, capsys):
         load_rows(tmp_path, rows[1:4], read=load_pairs)
 
 
-def test_pairs_are_held_out_by_prompt(tmp_path):
+def test_held_out_pairs_share_no_prompt(tmp_path):
     # A prompt with several pairs stands on one side only.
     path = write(tmp_path / "rows.jsonl", numbered_pairs(300, prompts=100))
     train, evaluation = load(path, read=load_pairs)
@@ -152,7 +152,7 @@ def test_prompts_are_read_from_pairs(tmp_path):
     assert {prompt.prompt for prompt in load_rows(tmp_path, rows)} == {HUMAN}
 
 
-def test_a_prompt_column_of_pairs_that_is_not_there(tmp_path):
+def test_missing_prompt_column_of_pairs(tmp_path):
     with pytest.raises(Exit, match="no column ask in .*: set --prompt_column"):
         load_rows(tmp_path, numbered_pairs(2), read=load_pairs, prompt_column="ask")
 
@@ -164,7 +164,7 @@ def pairs_of_lengths(*lengths):
     return [Pair([5] * length, [6, 1], [7, 1], -float(length), -1.0) for length in lengths]
 
 
-def test_pair_batches_keep_the_order_of_the_pairs():
+def test_batches_keep_the_pair_order():
     args = SimpleNamespace(micro_batch_size=5)  # two pairs a forward
     one, two = pair_batches(pairs_of_lengths(3, 1, 2), args, "cpu")
     assert one["prompt_mask"].sum(dim=1).tolist() == [3, 1, 3, 1] and len(two["prompts"]) == 2
@@ -173,7 +173,7 @@ def test_pair_batches_keep_the_order_of_the_pairs():
 
 
 @pytest.mark.parametrize("count, processes", [(5, 1), (5, 2), (1, 4)])
-def test_the_processes_share_the_pairs_by_length(count, processes):
+def test_processes_share_pairs_by_length(count, processes):
     """Each pair counts once, each process makes equally many forwards, and a batch has similar lengths."""
     pairs = pairs_of_lengths(*[4, 2, 5, 1, 3][:count])
     seen, forwards = [], set()

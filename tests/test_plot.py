@@ -38,7 +38,7 @@ def output_of(capsys, *words):
 
 @drawing
 @pytest.mark.parametrize("reward, right", [("accuracy", 0), ("mine.py:mine", 1), ("mine.py:mine", 0)])
-def test_accuracy_is_plotted_if_it_is_rewarded_or_finds_answers(reward, right, run, capsys):
+def test_accuracy_without_answers_is_not_plotted(reward, right, run, capsys):
     """A run that learns from 0.05 to 0.67 was drawn as a flat 0: pass@1 by a rule that finds none of its answers."""
     evaluation = {"step": 0, "eval/pass@1": 0.0, "eval/reward": 0.05}
     later = GROUPS | {"step": 2, "eval/pass@1": right, "eval/reward": 0.67, "reward/mean": 0.67}
@@ -54,7 +54,7 @@ def test_accuracy_is_plotted_if_it_is_rewarded_or_finds_answers(reward, right, r
 
 
 @drawing
-def test_what_moves_is_plotted_and_the_rest_is_named(run, capsys):
+def test_constant_metrics_are_only_named(run, capsys):
     """The reward even if it is flat; a metric that is flat in each of two runs if they differ."""
     rows = [{"step": step, "reward/mean": 0.0, "policy/ratio_max": 1.0, "policy/entropy": 0.5} for step in (1, 2, 3)]
     rows[2] |= {"policy/approx_kl": 3e-7, "policy/entropy": 0.25, "reward_terms/x": 0.25, "reward_terms/y": 0.25}
@@ -116,13 +116,13 @@ def test_runs_that_differ_in_the_seed_alone_are_one(run):
         (["runs/a"], ["a"]),
     ],
 )
-def test_runs_are_named_by_the_part_of_their_paths_that_differs(paths, names, tmp_path):
+def test_runs_are_named_by_differing_paths(paths, names, tmp_path):
     """Three different forks, each in its r1, were drawn as one mean."""
     files = [tmp_path / path for path in paths]
     assert plot.run_names([file if file.suffix else file / "metrics.jsonl" for file in files]) == names
 
 
-def test_beside_dapo_the_accuracy_replaces_the_reward():
+def test_accuracy_replaces_dapos_reward():
     """A reward of -1 to 1 over the groups kept was plotted beside that of grpo.py, as if dapo.py learned less."""
     row = {"step": 1, "reward/mean": 0.5, "eval/reward": 0.5, "eval/pass@1": 0.5, "reward/accuracy": 0.75}
     grpo = plot.Run("grpo", {}, [row, row | {"step": 2, "reward/mean": 0.7, "eval/reward": 0.7}])
@@ -134,7 +134,7 @@ def test_beside_dapo_the_accuracy_replaces_the_reward():
     assert plot.choose([dapo, dapo])[0][0] == plot.choose([grpo, grpo])[0][0] == "reward/mean"
 
 
-def test_the_options_that_differ_are_named():
+def test_differing_options_are_named():
     one = {"script": "grpo", "seed": 0, "kl_coef": 0.04, "reward": ["accuracy"], "group_size": 8, "output_dir": "a"}
     other = one | {"script": "dapo", "seed": 1, "kl_coef": 0.0, "reward": ["a", "b"], "overlong": "soft"}
 
@@ -146,7 +146,7 @@ def test_the_options_that_differ_are_named():
 
 
 @drawing
-def test_a_run_that_goes_on_is_plotted_without_its_half_row_and_without_nan(run, capsys):
+def test_unfinished_run_drops_half_row_and_nan(run, capsys):
     folder = run("x", GROUPS, *(GROUPS | {"step": i, "reward/mean": x} for i, x in ((2, None), (3, float("nan")))))
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 3, "reward/me')
@@ -154,7 +154,7 @@ def test_a_run_that_goes_on_is_plotted_without_its_half_row_and_without_nan(run,
     assert output_of(capsys, folder)[0] == 0
 
 
-def test_what_cannot_be_plotted_is_one_line(run, tmp_path, capsys):
+def test_unplottable_input_prints_one_line(run, tmp_path, capsys):
     one, other = run("one", GROUPS), run("other", GROUPS)
     (tmp_path / "text.md").write_text("# Title\n", encoding="utf-8")
     for words, word in (
@@ -170,18 +170,18 @@ def test_what_cannot_be_plotted_is_one_line(run, tmp_path, capsys):
 
 
 @drawing
-def test_an_unknown_format_is_one_line(run, tmp_path, capsys):
+def test_unknown_format_prints_one_line(run, tmp_path, capsys):
     code, line = output_of(capsys, run("x", GROUPS), "-o", tmp_path / "picture.nothing")
     assert code == 2 and line.startswith("plot.py: ") and "nothing" in line
 
 
-def test_without_matplotlib_it_says_what_to_install(run, monkeypatch, capsys):
+def test_missing_matplotlib_says_what_to_install(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert output_of(capsys, run("x", GROUPS)) == (2, "plot.py: matplotlib is not installed: pip install matplotlib")
 
 
 @drawing
-def test_the_thick_line_is_the_mean_of_the_seeds():
+def test_thick_line_is_the_seed_mean():
     """Over the steps that all have reached; none if one ends before another begins."""
     axis = plot.pyplot().subplots()[1]
     seeds = [[{"step": step, "m": float(step * i)} for step in range(last)] for i, last in ((1, 4), (3, 3))]

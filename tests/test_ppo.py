@@ -18,7 +18,7 @@ from small_models import random_lm, save_reward_model
 from testbed import embedded, gradients, hand_made_batch, largest_difference, metric_rows, problem, trainable
 
 
-def test_moments_of_equal_values_and_of_none():
+def test_moments_of_equal_or_no_values():
     _, variance = moments(torch.full((5,), 0.1), 1, lambda x: x)
     assert variance < 1e-30
     assert [float(x) for x in moments(torch.zeros(0), 1, lambda x: x)] == [0, 0]
@@ -113,7 +113,7 @@ def test_critic_computes_in_float32():
     assert values[batch["completion_mask"]].bfloat16().float().ne(values[batch["completion_mask"]]).any()
 
 
-def test_unscored_rows_teach_nothing(tmp_path, monkeypatch):
+def test_unscored_rows_have_no_gradient(tmp_path, monkeypatch):
     """No function of the user's scores every second completion: the critic would learn 0 for it."""
     (tmp_path / "mine.py").write_text(
         "def mine(completions, **_):\n    return [None if i % 2 else len(c) / 9 for i, c in enumerate(completions)]\n",
@@ -152,7 +152,7 @@ def test_run_with_a_reward_model(tmp_path):
     assert row["reward/mean"] == row["reward_terms/rm"] == pytest.approx(row["reward/shaped"])
 
 
-def test_values_of_a_reward_model_are_scores(tmp_path):
+def test_values_of_reward_model_are_scores(tmp_path):
     # A reward model of another size, with a token more: a value is the score of the text before the token.
     _, args, tokenizer, lm = embedded("ppo")
     batch, _ = hand_made_batch(tokenizer, args, groups=2)
@@ -181,7 +181,7 @@ def test_separate_critic_copies_the_backbone():
 
 
 @pytest.mark.needs("peft")
-def test_critic_of_a_lora_policy_has_its_own_adapters():
+def test_lora_critic_has_its_own_adapters():
     _, args, tokenizer, lm = embedded("ppo", lora_rank=4)
     backbone, _ = ppo.load_critic(args, lm, tokenizer)
     trained = {name: weight for name, weight in backbone.named_parameters() if weight.requires_grad}

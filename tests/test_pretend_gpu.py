@@ -17,7 +17,7 @@ def counted(tmp_path_factory):
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def test_the_device_refuses_mixes_and_counts_each_wait(counted):
+def test_pretend_device_counts_waits(counted):
     kinds = counted["kinds"]
     assert kinds["waits"] == dict.fromkeys(kinds["waits"], 1) and "boolean index" in kinds["waits"]
     assert kinds["no waits"] == dict.fromkeys(kinds["no waits"], 0)
@@ -25,7 +25,7 @@ def test_the_device_refuses_mixes_and_counts_each_wait(counted):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_step_mixes_no_devices_and_its_update_waits_for_no_token(name, counted):
+def test_update_does_not_wait_for_tokens(name, counted):
     """A loop over tokens that fetches numbers would show: a micro-batch has 8 rows of 6 tokens."""
     updates = counted["updates"][name]
     assert not isinstance(updates, str), updates

@@ -175,7 +175,7 @@ def main():
 '''
 
 
-def test_what_a_file_defines_is_put_into_a_script_by_name():
+def test_definitions_are_replaced_by_name():
     assert recipes.put(NEW, SCRIPT) == MADE
 
 
@@ -192,25 +192,25 @@ def test_what_a_file_defines_is_put_into_a_script_by_name():
         ("LINES = {'': 'return 3'}\n", "has 10 lines ``"),
     ],
 )
-def test_a_name_that_the_script_does_not_have_is_an_error(patch, message):
+def test_unknown_name_is_an_error(patch, message):
     """It was renamed there, and the file would do nothing, or end a run with a NameError."""
     with pytest.raises(ValueError, match=message):
         recipes.put(f'"""New."""\n\n{patch}', SCRIPT)
 
 
-def test_a_recipe_is_not_put_into_a_script_that_lacks_what_it_calls():
+def test_missing_callee_is_an_error():
     with pytest.raises(SystemExit, match="vapo.py cannot be put into grpo.py: the script has no function `gae`"):
         recipes.main(["vapo", "grpo.py"])
 
 
-def test_a_package_is_imported_beside_torch_and_a_module_of_python_first(modules):
+def test_imports_are_put_in_order(modules):
     assert "PromptSampler" not in recipes.made("curriculum")
     assert "\nimport math\nimport re\nfrom dataclasses import dataclass, replace\n" in recipes.made("calculator")
     made = recipes.put('"""New."""\n\nimport peft\n', source("grpo"))
     assert "\nimport numpy as np\nimport peft\nimport torch\n" in made
 
 
-def test_each_recipe_stands_under_what_it_changes(capsys):
+def test_recipe_replaces_in_place(capsys):
     listed = [name for names in recipes.KINDS.values() for name in names]
     assert sorted(listed) == sorted(NAMES)
     recipes.main(["--list"])
@@ -221,7 +221,7 @@ def test_each_recipe_stands_under_what_it_changes(capsys):
     assert sorted(line.split()[0] for line in lines if line.startswith(" ")) == sorted(recipes.files())
 
 
-def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch):
+def test_recipe_is_written_once(tmp_path, monkeypatch):
     text = recipes.made("cispo")
     monkeypatch.setattr(recipes, "ROOT", tmp_path)
     (tmp_path / "grpo.py").write_text((ROOT / "grpo.py").read_text(encoding="utf-8"), encoding="utf-8")
@@ -244,7 +244,7 @@ def test_a_recipe_is_written_by_its_name_once(tmp_path, monkeypatch):
         (["rloo", "dapo.py"], dict(normalize_std=False, max_sampling_rounds=10)),  # an option of rloo, and dapo.py's
     ],
 )
-def test_a_recipe_is_run_over_its_script_or_another_and_nothing_is_written(words, expected, tmp_path):
+def test_running_a_recipe_writes_nothing(words, expected, tmp_path):
     recipes.main(["run", *words, *SMALL, "--max_steps", "0", "--output_dir", str(tmp_path / "run")])
     args = json.loads((tmp_path / "run" / "args.json").read_text(encoding="utf-8"))
     assert args | expected == args and not (ROOT / f"{words[0]}.py").exists()
@@ -411,7 +411,7 @@ OPERATIONS |= {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("case", RECIPE_OF)
-def test_a_recipe_computes_what_its_case_says(case, dtype, case_modules):
+def test_recipe_matches_its_case(case, dtype, case_modules):
     of_case = CASES[case]
     answer = OPERATIONS[of_case["operation"]](case_modules[case], of_case["inputs"], of_case["options"], dtype)
     precision = "float64" if dtype == torch.float64 else "float32"
@@ -432,7 +432,7 @@ def is_whole(case):
 
 @pytest.mark.parametrize("pieces", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("case", [case for case in RECIPE_OF if CASES[case]["operation"] in STEPS and is_whole(case)])
-def test_a_step_that_is_cut_has_the_gradient_of_the_whole(case, pieces, case_modules):
+def test_split_step_has_the_same_gradient(case, pieces, case_modules):
     of_case = CASES[case]
     answer = policy_step(case_modules[case], of_case["inputs"] | {"pieces": pieces}, of_case["options"], torch.float64)
     assert check.compare(of_case, answer) == (check.SAME, "")
@@ -471,7 +471,7 @@ def sampled(modules, task):
     return module, args, tokenizer, lm, batch
 
 
-def test_the_calculator_answers_a_call_at_the_end_of_a_text(modules):
+def test_calculator_answers_the_last_call(modules):
     calculate = modules["calculator"].calculate
     answers = {"[47+85]": "=132\n", "a[3-9]": "=-6\n", "[1+2] ": "=?\n", "[1+2+3]": "=?\n", "]": "=?\n", "1+2]": "=?\n"}
     assert {text: calculate(text) for text in answers} == answers
@@ -495,7 +495,7 @@ def test_ratios_hold_across_the_seam(sampled):
 
 
 @pytest.mark.parametrize("most, last", [(40, "#### 103"), (30, "#### "), (26, "#")])
-def test_two_calls_in_a_row_and_then_the_answer(most, last, modules, task, monkeypatch):
+def test_two_calls_then_an_answer(most, last, modules, task, monkeypatch):
     """What a hand-made model is asked, turn by turn, and the row that comes out, which has at most `most` tokens."""
     module, tokenizer, asked = modules["calculator"], task[0].make_tokenizer(), []
     turns = [["[47+85]", "#### 5<eos>"], ["[132-29]"], ["#### 103<eos>"]]
@@ -523,7 +523,7 @@ def test_two_calls_in_a_row_and_then_the_answer(most, last, modules, task, monke
     assert own == [*range(7), *range(12, 20), *range(25, min(34, most))]
 
 
-def test_a_run_learns_to_call_more_often(modules, task, tmp_path):
+def test_run_learns_to_call(modules, task, tmp_path):
     """Each `]` has a reward here."""
     reward = f"{ROOT / 'examples' / 'calculator_task.py'}:calls"
     model = ["--model_name_or_path", str(task[1] / "model"), "--dataset", str(task[1])]
@@ -534,7 +534,7 @@ def test_a_run_learns_to_call_more_often(modules, task, tmp_path):
 # --- distillation ---
 
 
-def test_the_advantage_is_the_gradient_of_the_kl_to_the_teacher(modules):
+def test_advantage_is_gradient_of_teacher_kl(modules):
     """Of one token, summed over the vocabulary: the mean of -A grad log pi is the gradient of the KL."""
     module, args = modules["distill"], modules["distill"].Args()
     generator = torch.Generator().manual_seed(0)
@@ -551,13 +551,13 @@ def test_the_advantage_is_the_gradient_of_the_kl_to_the_teacher(modules):
     assert torch.allclose(gradient, logits.grad, atol=1e-12) and gradient.abs().max() > 0.1
 
 
-def test_the_teacher_scores_at_the_temperature_of_the_student(modules, tmp_path):
+def test_teacher_uses_the_students_temperature(modules, tmp_path):
     """A teacher that is the student gives advantages of exactly 0, at any temperature, and nothing is learnt."""
     rows = train(modules["distill"], tmp_path, "--teacher", "embedded", "--temperature", "0.7", "--max_steps", "2")
     assert [(row["optim/loss"], row["optim/grad_norm"], row["policy/kl_ref"]) for row in rows[1:]] == [(0, 0, 0)] * 2
 
 
-def test_the_student_comes_closer_to_a_teacher(modules, tmp_path):
+def test_student_comes_closer_to_teacher(modules, tmp_path):
     def noise(weights):
         generator = torch.Generator().manual_seed(0)
         for weight in weights.values():
@@ -572,7 +572,7 @@ def test_the_student_comes_closer_to_a_teacher(modules, tmp_path):
 # --- self-distillation ---
 
 
-def test_a_row_sees_the_first_right_one_among_the_others(modules):
+def test_row_sees_the_first_right_answer(modules):
     module = modules["sdpo"]
     args = module.Args(group_size=4)
     rewards = torch.tensor([1.0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0.9, 0], dtype=torch.float64)
@@ -620,7 +620,7 @@ def test_the_teacher_reads_the_right_answer(modules):
 
 
 @pytest.mark.parametrize("name", ["cispo", "dppo", "gmpo", "sapo"])
-def test_without_advantages_a_loss_is_the_kl_of_grpo(name, modules):
+def test_zero_advantages_leave_the_kl(name, modules):
     old, new, ref, mask = b1()
     zeros, found = torch.zeros(4, 1, dtype=torch.float64), []
     for module in (modules[name], grpo):
@@ -633,7 +633,7 @@ def test_without_advantages_a_loss_is_the_kl_of_grpo(name, modules):
 # --- the ladder ---
 
 
-def test_the_advantages_and_weights_of_each_rung(modules):
+def test_advantages_and_weights_of_the_ladder(modules):
     """And the gradient is that of sequences: the mean over rows of the sum over tokens."""
     rewards = torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1], dtype=torch.float64)
     expected = {
@@ -651,7 +651,7 @@ def test_the_advantages_and_weights_of_each_rung(modules):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("calculator", "distill", "online_dpo")])
-def test_a_recipe_trains_without_options_that_do_nothing(name, modules, tmp_path):
+def test_recipe_has_no_idle_options(name, modules, tmp_path):
     rows = train(modules[name], tmp_path, "--max_steps", "1", "--seed", "1")
     assert len(rows) == 2 and rows[1]["optim/grad_norm"] > 0
     options = {field.name for field in dataclasses.fields(modules[name].Args)}
@@ -663,7 +663,7 @@ def test_a_recipe_trains_without_options_that_do_nothing(name, modules, tmp_path
 # --- lambdas of critic and policy ---
 
 
-def test_without_its_options_vapo_is_ppo_and_a_lambda_of_0_is_one_of_the_critics_own(modules):
+def test_vapo_without_options_is_ppo(modules):
     rewards, values, _, mask = b1()
     module, of_rows = modules["vapo"], (rewards, values.detach(), mask)
     found = module.compute_advantages(*of_rows, module.Args(gae_lambda=0.9))
@@ -672,7 +672,7 @@ def test_without_its_options_vapo_is_ppo_and_a_lambda_of_0_is_one_of_the_critics
     assert torch.equal(returns, ppo.compute_advantages(*of_rows, ppo.Args(gae_lambda=0.0))[1])
 
 
-def test_maxrl_refuses_other_rewards_in_one_line(modules, tmp_path, capsys):
+def test_maxrl_refuses_other_rewards(modules, tmp_path, capsys):
     reward = tmp_path / "mine.py"
     reward.write_text("def half(completions, **_):\n    return [0.5 for _ in completions]", encoding="utf-8")
     module, words = modules["maxrl"], ["--reward", f"{reward}:half", "--max_steps", "1"]
@@ -684,7 +684,7 @@ def test_maxrl_refuses_other_rewards_in_one_line(modules, tmp_path, capsys):
 # --- another sampler ---
 
 
-def test_a_run_with_another_sampler_weighs_its_tokens_even_in_one_update(modules, tmp_path):
+def test_tis_acts_even_in_one_update(modules, tmp_path):
     one_update = ["--num_minibatches", "1", "--max_steps", "1"]
     own = train(modules["tis"], tmp_path / "own", *one_update)[1]
     other = train(modules["tis"], tmp_path / "other", *one_update, "--sampler_temperature", "0.5")[1]
@@ -700,7 +700,7 @@ def put_into(name, base):
 
 
 @pytest.mark.parametrize("base", ["grpo", "dr_grpo", "gspo", "dapo", "dcpo"])
-def test_the_bonus_has_the_weights_of_the_tokens(base):
+def test_bonus_has_weights_of_tokens(base):
     module, (_, new, _, mask) = put_into("entropy_bonus", base), b1()
     args = module.Args(group_size=4, num_minibatches=1, num_epochs=2, max_grad_norm=0.0, kl_coef=0.0, entropy_coef=0.5)
     table = [row[own].tolist() for row, own in zip(new.detach(), mask, strict=True)]
@@ -712,7 +712,7 @@ def test_the_bonus_has_the_weights_of_the_tokens(base):
 @pytest.mark.parametrize("base", ["grpo", "dr_grpo", "gspo", "dapo"])
 @pytest.mark.parametrize("ratio", [0.5, 1.1, 2.9, 3.1, 50.0])
 @pytest.mark.parametrize("advantage", [1.0, -0.5])
-def test_the_dual_clip_is_that_of_ppo(advantage, ratio, base):
+def test_dual_clip_matches_ppo(advantage, ratio, base):
     """ppo.py has it as an option. A row of one token, whose ratio is that of the row in gspo.py."""
     found = []
     for module, options in ((put_into("dual_clip", base), {}), (ppo, {"dual_clip": 3.0})):
@@ -725,7 +725,7 @@ def test_the_dual_clip_is_that_of_ppo(advantage, ratio, base):
     assert found[0] == pytest.approx(found[1])
 
 
-def test_dcpo_has_a_largest_ratio_of_its_own():
+def test_dcpo_has_its_own_max_ratio():
     with pytest.raises(ValueError, match=r"dual_clip.py cannot be put into dcpo.py: the script has 0 lines `losses ="):
         recipes.made("dual_clip", "dcpo.py")
 
@@ -741,7 +741,7 @@ def test_dcpo_has_a_largest_ratio_of_its_own():
         ("critic_warmup", "--critic_warmup_steps 3", "optim/lr"),
     ],
 )
-def test_what_a_recipe_adapts_survives_a_resume(name, options, metric, modules, tmp_path):
+def test_adapted_value_survives_a_resume(name, options, metric, modules, tmp_path):
     """Of the warm-up that is the step, at which AdamW begins to count the policy's own."""
     sizes = "--prompts_per_step 8 --group_size 2 --eval_every 0 --save_every 2 --lr_scheduler linear --max_steps 4"
     words = [*sizes.split(), *options.split()]
@@ -755,7 +755,7 @@ def test_what_a_recipe_adapts_survives_a_resume(name, options, metric, modules, 
     assert metric_rows(tmp_path / "a") == metric_rows(tmp_path / "b")
 
 
-def test_one_rollout_halves_or_doubles_the_kl_coefficient_at_most(modules):
+def test_kl_coef_changes_by_two_at_most(modules):
     # verl has no bound: here -0.052 for a KL of 0, which pays for divergence.
     module = modules["ppo_adaptive_kl"]
     for kl, factor in ((0.0, 0.5), (9.0, 2)):
@@ -777,7 +777,7 @@ def rows_of(file):
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def test_the_written_pairs_are_the_trained_pairs(modules, tmp_path):
+def test_written_pairs_are_trained_on(modules, tmp_path):
     """Read again by dpo.py they give the same tokens, so the same run."""
     (row,) = train_online(modules, tmp_path / "first", "--max_steps", 1)[1:]
     pairs = tmp_path / "first" / "pairs-1.jsonl"
@@ -796,7 +796,7 @@ def test_the_written_pairs_are_the_trained_pairs(modules, tmp_path):
     assert given[-1]["eval/pass@1"] == own[-1]["eval/pass@1"]
 
 
-def test_the_best_and_the_worst_that_ended_are_a_pair(modules):
+def test_pair_is_best_and_worst_finished(modules):
     module, (prompt,), metrics = modules["online_dpo"], embedded_prompts()[:1], Means()
     completions = [Completion(name, [3 + i, 1], name == "cut") for i, name in enumerate(("cut", "a", "b", "c", "d"))]
     batch, args, made = {"truncated": torch.tensor([True, False, False, False, False])}, module.Args(pair_samples=5), []
@@ -810,7 +810,7 @@ def test_the_best_and_the_worst_that_ended_are_a_pair(modules):
     assert result["pairs/yield"] == 0.5 and result["pairs/truncated"] == 0.2
 
 
-def test_a_new_round_has_the_present_policy_as_its_reference_and_a_resume_goes_on(modules, tmp_path):
+def test_new_round_updates_the_reference(modules, tmp_path):
     options = ["--pair_prompts", 32, "--max_steps", 6, "--save_every", 3]
     rows = train_online(modules, tmp_path / "a", *options)
     firsts = [row["step"] for row in rows[1:] if "pairs/made" in row]
@@ -821,7 +821,7 @@ def test_a_new_round_has_the_present_policy_as_its_reference_and_a_resume_goes_o
     assert train_online(modules, tmp_path / "b", *options, "--resume") == rows
 
 
-def test_a_round_without_enough_pairs_ends_the_run(modules, tmp_path, capsys):
+def test_too_few_pairs_end_the_run(modules, tmp_path, capsys):
     rows = train_online(modules, tmp_path, "--pair_prompts", 2, "--max_new_tokens", 1)
     assert "step 1: 0 pairs do not fill a step: training ends" in capsys.readouterr().out
     assert [row["step"] for row in rows] == [0, 1] and "eval/pass@1" in rows[-1]
@@ -838,7 +838,7 @@ def curriculum(modules, rates, rank=0, processes=1, **options):
     return sampler
 
 
-def test_prompts_are_drawn_by_the_variance_of_their_pass_rates(modules):
+def test_prompts_are_drawn_by_variance(modules):
     sampler = curriculum(modules, [0.5, 0.9, 1.0, 0.0], uniform_share=0.2)
     drawn = [sampler.draw(1)[0] for _ in range(4000)]
     shares = [drawn.count(prompt) / 4000 for prompt in range(4)]
@@ -850,7 +850,7 @@ def test_prompts_are_drawn_by_the_variance_of_their_pass_rates(modules):
     assert sorted(curriculum(modules, [1.0, 0.0], uniform_share=0.0).draw(2)) == [0, 1]
 
 
-def test_rates_move_halfway_and_are_equal_on_all_processes(modules):
+def test_pass_rates_agree_across_processes(modules):
     """The draw [4, 0, 2, 4] for two processes; prompt 4 is drawn twice, and prompt 2 has no gold answer."""
     samplers = [curriculum(modules, [0.5] * 5, rank, 2) for rank in range(2)]
     correct = [torch.tensor([1.0, 1, torch.nan, torch.nan]), torch.tensor([0.0, 0, 1, 0])]
@@ -869,7 +869,7 @@ def test_rates_move_halfway_and_are_equal_on_all_processes(modules):
         samplers[0].observe(None, torch.full((4,), torch.nan))
 
 
-def test_a_resumed_curriculum_draws_what_the_whole_run_draws(modules, tmp_path):
+def test_resumed_curriculum_draws_the_same(modules, tmp_path):
     """Of 24 prompts 12 are drawn in a step, so the draws of steps 3 and 4 need the rates of the first two."""
     rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(rows[:24]), encoding="utf-8")
@@ -892,7 +892,7 @@ def test_a_resumed_curriculum_draws_what_the_whole_run_draws(modules, tmp_path):
 REWARD = "def mine(completions, **_):\n    return [None if i % 7 == 2 else len(x) for i, x in enumerate(completions)]"
 
 
-def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(modules, tmp_path, monkeypatch):
+def test_reinforce_pp_whitens_across_processes(modules, tmp_path, monkeypatch):
     module = modules["reinforce_pp"]
     (tmp_path / "mine.py").write_text(REWARD, encoding="utf-8")
     batches, update = [], module.update
@@ -906,7 +906,7 @@ def test_reinforce_pp_whitens_over_the_tokens_of_all_processes(modules, tmp_path
 
 
 @pytest.mark.parametrize("name", ["mean_baseline", "reinforce_pp", "lite_ppo", "gdpo"])
-def test_statistics_of_two_processes_are_those_of_one(name, modules):
+def test_statistics_match_across_processes(name, modules):
     """Four prompts, of which each process has two; to some rows a part of the reward does not apply."""
     module, size = modules[name], 4
     args = module.Args(group_size=size, reward=["a", "b"])
@@ -947,7 +947,7 @@ def test_the_relative_variance_of_known_gradients():
     assert float(few.median()) == pytest.approx(9 / 25, rel=0.15)
 
 
-def test_only_the_gradient_without_a_baseline_depends_on_what_is_added_to_all_rewards(modules):
+def test_only_reinforce_depends_on_an_offset(modules):
     measure = load(ROOT / "examples" / "gradient_variance.py").measure
     chosen = [*map(modules.get, ("reinforce", "mean_baseline", "rloo")), script("dr_grpo"), script("grpo")]
     sizes = dict(prompts_per_step=4, group_size=4)

@@ -39,7 +39,7 @@ def pair_batch(pairs, args):
     return batch
 
 
-def test_a_score_depends_on_neither_padding_nor_its_neighbours():
+def test_score_ignores_padding_and_neighbours():
     args, tokenizer, model = prepared()
     torch.nn.init.normal_(model.lm.score.weight, generator=torch.Generator().manual_seed(0))
     pairs = sorted(load_data(read_pairs, args, tokenizer)[1][:16], key=Pair.length)
@@ -66,7 +66,7 @@ def stock_scores(folder, texts, padding_side):
 
 
 @pytest.mark.parametrize("pad", ["own", "eos", "none"])
-def test_any_code_gets_the_same_scores_from_the_saved_folder(pad, few_pairs, tmp_path):
+def test_saved_model_gives_the_same_scores(pad, few_pairs, tmp_path):
     # Transformers finds the last token as the last that is not padding. Where pad is EOS that is the one before EOS,
     # which has another score, and nothing says so.
     source = ROOT / "common" / "tiny"
@@ -94,7 +94,7 @@ def test_any_code_gets_the_same_scores_from_the_saved_folder(pad, few_pairs, tmp
     assert float(own.std()) > 1e-3
 
 
-def test_a_reward_model_is_loaded_with_its_head_and_trained_on(few_pairs, tmp_path):
+def test_loaded_head_is_trained_further(few_pairs, tmp_path):
     *_, a = run(tmp_path / "a", *few_pairs, "--max_steps", 3)
     model = tmp_path / "a" / "model"
     (b,) = run(tmp_path / "b", *few_pairs, "--max_steps", 0, "--model_name_or_path", model)
@@ -117,7 +117,7 @@ def gemma_reward_model(folder, tokenizer):
     return small_model(folder, AutoModelForSequenceClassification, "llama", tokenizer, **config)
 
 
-def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
+def test_score_is_at_the_turns_end(tmp_path):
     # Prompt, answer, <end_of_turn>, as the chat template renders them, and nothing behind.
     tokenizer = gemma_tokenizer()
     folder = gemma_reward_model(tmp_path / "rm", tokenizer)
@@ -135,7 +135,7 @@ def test_a_reward_model_is_trained_and_asked_at_the_end_of_the_turn(tmp_path):
     assert score == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_tokenizer_that_pads_with_the_end_of_the_turn_gets_a_pad_token(tmp_path):
+def test_pad_token_differs_from_turn_end(tmp_path):
     """Others read the score at the last token that is not padding: that would be the one before the end of the turn."""
     tokenizer = gemma_tokenizer()
     tokenizer.pad_token = "<end_of_turn>"
@@ -145,7 +145,7 @@ def test_a_tokenizer_that_pads_with_the_end_of_the_turn_gets_a_pad_token(tmp_pat
     assert lm.get_input_embeddings().weight.shape[0] >= len(tokenizer)
 
 
-def test_a_reward_model_reads_the_columns_that_its_chat_template_does(tmp_path):
+def test_template_columns_are_read(tmp_path):
     tokenizer = gemma_tokenizer()
     tokenizer.chat_template = "{{ 'tool' if tools else '' }}" + tokenizer.chat_template
     asked = load_reward(str(gemma_reward_model(tmp_path / "rm", tokenizer)), grpo.Args())
@@ -165,7 +165,7 @@ THINKING = (
 
 
 @pytest.mark.parametrize("text", ["4", "<t>so 4", "4</t>4", "", "<end_of_turn>"])
-def test_what_a_policy_sampled_is_scored_as_it_is(text, tmp_path):
+def test_sampled_text_is_scored_unchanged(text, tmp_path):
     tokenizer = gemma_tokenizer(THINKING)
     folder = gemma_reward_model(tmp_path / "rm", tokenizer)
     (score,) = load_reward(str(folder), grpo.Args(chat_template_kwargs='{"enable_thinking": false}'))(
@@ -178,7 +178,7 @@ def test_what_a_policy_sampled_is_scored_as_it_is(text, tmp_path):
         assert score == pytest.approx(float(model(ids).logits), abs=1e-6)
 
 
-def test_a_completion_that_was_cut_does_not_score_like_a_finished_one(tmp_path):
+def test_truncated_completion_scores_differently(tmp_path):
     folder = small_model(tmp_path / "rm", AutoModelForSequenceClassification, "llama", num_labels=1, pad_token_id=0)
     asked = load_reward(str(folder), grpo.Args())
     scores = asked(prompts=["1+2?"] * 2, completions=["3", "3"], truncated=[False, True])
@@ -201,7 +201,7 @@ def test_several_reward_models_have_weights(tmp_path):
     assert [(reward.name, reward.weight) for reward in rewards] == [("model", 1.0), ("model_2", 0.5), ("accuracy", 2.0)]
 
 
-def test_what_is_no_reward_model_is_refused(tmp_path):
+def test_other_models_are_refused(tmp_path):
     _, _, tokenizer, _ = embedded()
     save_reward_model(tmp_path / "two", tokenizer, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
     options = dict(num_labels=2, ignore_mismatched_sizes=True)

@@ -86,7 +86,7 @@ def test_user_function_gets_trl_arguments(user_file):
     assert chat["prompts"] == [messages] * 2 and chat["completions"][0] == [{"role": "assistant", "content": "s"}]
 
 
-def test_none_is_nan_and_counts_as_nothing(user_file):
+def test_none_counts_as_unscored(user_file):
     """None as 0 drags the mean down, None as NaN poisons the sum."""
     path = user_file("async def some(prompts, **_):\n    return [1.0, None, None]\n")
     functions = chosen(f"{path}:some", "accuracy", weights=[2.0, 0.5])

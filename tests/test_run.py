@@ -66,7 +66,7 @@ def test_default_folders_differ(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("folder, word", [("x" * 300, "File name too long"), ("file/run", "Not a directory")])
-def test_impossible_folder_is_one_line(folder, word, tmp_path):
+def test_impossible_folder_prints_one_line(folder, word, tmp_path):
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(Exit, match=f"--output_dir .*{word}"):
         train(tmp_path / folder)
@@ -182,7 +182,7 @@ def test_trackers_know_the_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name, says", [("tensorbord", "no tracker"), ("comet_ml", "pip install comet_ml")])
-def test_tracker_that_is_not_there(name, says, tmp_path):
+def test_missing_tracker(name, says, tmp_path):
     """Accelerate passes over it silently."""
     assert refusal(tmp_path, "--report_to", name) == f"--report_to {name}: {says}"
 

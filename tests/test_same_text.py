@@ -32,12 +32,12 @@ def changed(script, old, new):
         ),
     ],
 )
-def test_what_drifted_is_named(script, old, new, sentence):
+def test_drift_is_named(script, old, new, sentence):
     (found,) = same_text.problems(changed(script, old, new))
     assert found.startswith(sentence)
 
 
-def test_what_no_longer_differs_is_named(monkeypatch):
+def test_obsolete_difference_is_named(monkeypatch):
     monkeypatch.setitem(same_text.DIFFERS, "gspo.py", same_text.DIFFERS["gspo.py"] | {"rollout": "no reason"})
     (found,) = same_text.problems(SOURCES)
     assert found.startswith("rollout of gspo.py equals that of grpo.py: take it out of DIFFERS")

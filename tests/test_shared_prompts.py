@@ -16,7 +16,7 @@ from testbed import largest_difference
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "mistral", "gemma3_text"])
 @pytest.mark.parametrize("padded", [True, False])
-def test_long_prompts_of_rows_in_any_order(name, padded):
+def test_long_prompts_in_any_order(name, padded):
     """With a sliding window shorter than a prompt (Mistral, Gemma 3), a mask that replaces it is silently wrong."""
     policy = random_policy(name, scale=2.0)
     policy.lm.double()
@@ -39,7 +39,7 @@ def shares_prompts(lm):
     return find_shortcuts(lm, True).shares_prompts
 
 
-def test_the_check_at_the_start_has_a_padded_prompt(monkeypatch):
+def test_start_check_has_a_padded_prompt(monkeypatch):
     """Without padding, positions that count it would be right."""
     lm = random_lm("gpt2")
     assert shares_prompts(lm)
@@ -48,7 +48,7 @@ def test_the_check_at_the_start_has_a_padded_prompt(monkeypatch):
     assert not shares_prompts(lm)
 
 
-def test_a_gradient_that_is_cut_off_refuses_shared_prompts(monkeypatch):
+def test_start_check_refuses_a_detached_gradient(monkeypatch):
     """The log-probs are equal, but the prompts' keys and values get no gradient from the completions."""
     lm, select = random_lm("qwen2"), fast.shared_prompts.select_cache
 
@@ -65,7 +65,7 @@ def test_a_gradient_that_is_cut_off_refuses_shared_prompts(monkeypatch):
 
 
 @pytest.mark.parametrize("padding", [0, 10, 300, 1e9])
-def test_buckets_hold_every_row_and_waste_little(padding):
+def test_buckets_cover_rows_with_little_padding(padding):
     generator = torch.Generator().manual_seed(0)
     lengths = (1 + torch.empty(128).exponential_(1 / 35, generator=generator)).int().tolist()
     buckets = buckets_by_length(lengths, padding)
@@ -87,7 +87,7 @@ def test_buckets_hold_every_row_and_waste_little(padding):
         ("cuda", 7e10, 32),
     ],
 )
-def test_one_more_forward_is_worth_some_padding_however_large_the_model(device, weights, tokens):
+def test_padding_may_save_a_forward(device, weights, tokens):
     """With a forward for every length, an update of a model of 134M weights took a third longer."""
 
     class Model:
@@ -100,7 +100,7 @@ def test_one_more_forward_is_worth_some_padding_however_large_the_model(device, 
     assert padding_budget(Model()) == pytest.approx(tokens, rel=1e-3)
 
 
-def test_completions_of_similar_length_share_a_forward(monkeypatch):
+def test_similar_lengths_share_a_forward(monkeypatch):
     policy, passes = random_policy("qwen2"), []
     monkeypatch.setattr(fast.shared_prompts, "padding_budget", lambda lm: 3)
     policy.lm.model.register_forward_pre_hook(

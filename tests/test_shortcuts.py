@@ -28,19 +28,19 @@ QUICK = "--max_steps 2 --prompts_per_step 4 --group_size 4 --eval_prompts 2 --ev
 
 
 @pytest.mark.parametrize("name", [name for name in [*SCRIPTS, "dpo"] if name in SHIPPED])
-def test_at_most_six_lines_know_of_it(name):
+def test_scripts_mention_fast_in_six_lines(name):
     source = (ROOT / f"{name}.py").read_text(encoding="utf-8")
     assert 0 < len(re.findall(r"args\.fast|import speed_up|speed_up\(", source)) <= 5
     assert not re.search(r"^(?:from|import) fast", source, re.MULTILINE)
 
 
-def test_common_does_not_import_it():
+def test_common_does_not_import_fast():
     files = ROOT.glob("common/*.py")
     assert not [file for file in files if re.search(r"(?:from|import) fast\b", file.read_text(encoding="utf-8"))]
 
 
 @torch.no_grad()
-def test_greedy_samples_are_those_of_generate():
+def test_greedy_samples_match_generate():
     module, args, tokenizer, lm = embedded(fast=True)
     prompts = embedded_prompts()[:8]
     plain = module.rollout(lm, tokenizer, prompts, 1, 0, 1.0, (0,), args)
@@ -65,7 +65,7 @@ def test_a_copy_has_its_own_weights():
     assert torch.allclose(plain, again, atol=1e-5)
 
 
-def test_different_log_probs_of_the_sampler_warn_once(monkeypatch, capsys):
+def test_sampler_mismatch_warns_once(monkeypatch, capsys):
     module, args, tokenizer, lm = embedded(fast=True)
     speed_up(lm, Accelerator(cpu=True))
     prompts = embedded_prompts()[:4]
@@ -79,7 +79,7 @@ def test_different_log_probs_of_the_sampler_warn_once(monkeypatch, capsys):
     assert capsys.readouterr().out.count("--fast: the log-probs differ by 0.0") == 1
 
 
-def test_certain_tokens_are_no_gap(capsys):
+def test_certain_tokens_do_not_warn(capsys):
     """Their log-prob is 0, as that of padding is."""
     module, args, tokenizer, lm = embedded(fast=True, max_new_tokens=40)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_certain_tokens_are_no_gap(capsys):
     assert "log-probs differ" not in capsys.readouterr().out
 
 
-def test_speed_up_warns_of_nothing(recwarn, caplog):
+def test_speed_up_does_not_warn(recwarn, caplog):
     _, _, _, lm = embedded(fast=True)
     speed_up(lm, Accelerator(cpu=True))
     assert not recwarn.list and not caplog.text
@@ -121,7 +121,7 @@ def test_adapters_keep_shared_prompts(capsys, caplog):
     assert not torch.allclose(*found, atol=1e-2)
 
 
-def test_a_run_without_shortcuts_takes_the_same_steps(few_pairs, tmp_path):
+def test_run_without_shortcuts_is_the_same(few_pairs, tmp_path):
     """On given pairs, so that no step samples; the evaluation decodes greedily."""
     sizes = (
         "--max_steps 3 --pairs_per_step 8 --eval_prompts 8 --eval_samples 1 --eval_temperature 0 --eval_every 0".split()
@@ -148,18 +148,18 @@ def test_prompts_are_shared_only_if_allowed():
     assert find_shortcuts(lm, True).summary() == ""
 
 
-def test_a_hybrid_is_sampled_by_stock_generate_and_says_so():
+def test_hybrid_uses_stock_generate():
     found = find_shortcuts(random_lm("mamba2"), True)
     assert found.summary() == "stock `generate` samples: the cache holds more than keys and values"
 
 
-def test_on_a_gpu_the_summary_says_which_shortcuts_are_on():
+def test_gpu_summary_names_the_shortcuts():
     found = Shortcuts(True, True, True, packs=False, graphs=True, on_gpu=True)
     line = "CUDA graphs for sampled tokens: True; forwards without padding (bfloat16 only): False"
     assert found.summary() == line
 
 
-def test_a_check_that_raises_is_a_no_with_a_warning(monkeypatch, caplog):
+def test_raising_check_turns_the_shortcut_off(monkeypatch, caplog):
     lm = random_lm("qwen2")
     plain = lm.model.forward
 
@@ -175,7 +175,7 @@ def test_a_check_that_raises_is_a_no_with_a_warning(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
-def test_out_of_memory_and_device_errors_end_the_run(error, monkeypatch):
+def test_device_errors_end_the_run(error, monkeypatch):
     def fails(lm):
         raise error("CUDA error")
 
@@ -184,21 +184,21 @@ def test_out_of_memory_and_device_errors_end_the_run(error, monkeypatch):
         find_shortcuts(random_lm("qwen2"), True)
 
 
-def test_a_row_of_zeros_in_the_embedding_does_not_refuse_shared_prompts():
+def test_zero_embedding_keeps_prompts_shared():
     """A fresh Qwen2 has one for padding, whose gradient through an RMSNorm may be NaN."""
     lm = random_lm("qwen2")
     assert not lm.get_input_embeddings().weight[0].any()
     assert find_shortcuts(lm, True).shares_prompts
 
 
-def test_rounding_in_bfloat16_is_no_reason_not_to_share_prompts():
+def test_bfloat16_rounding_keeps_prompts_shared():
     # Numbers of bfloat16 between 16 and 32 are 0.125 apart; a bound of 0.1 refused SmolLM2.
     *_, lm = embedded()
     lm.get_output_embeddings().weight.data.mul_(3)
     assert find_shortcuts(lm.bfloat16().eval(), True).shares_prompts
 
 
-def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatch):
+def test_gpu_checks_use_the_runs_precision(monkeypatch):
     """A check in float32 says nothing about bfloat16."""
     lm, seen = random_lm("qwen2"), {}
 
@@ -216,7 +216,7 @@ def test_the_shortcuts_of_a_gpu_are_tried_in_the_precision_of_the_run(monkeypatc
     assert found.packs and found.graphs
 
 
-def test_under_autocast_a_model_in_float32_rounds_as_bfloat16_does():
+def test_autocast_allows_bfloat16_rounding():
     lm = random_lm("qwen2")
     assert computes_in_float32(lm)
     with torch.autocast("cpu", torch.bfloat16):
@@ -277,7 +277,7 @@ CASES += [(lora, place) for place in (HEAD, EMBEDDING, KEYS)]
 
 @pytest.mark.parametrize("change, place", CASES, ids=lambda x: getattr(x, "__name__", x))
 @torch.no_grad()
-def test_no_shortcut_bypasses_a_module_that_does_more_than_its_weight(change, place):
+def test_wrapped_modules_are_not_bypassed(change, place):
     """With LoRA on the head, `head.weight` was the base's, and samples never saw the adapter."""
     policy = random_policy("llama", tie_word_embeddings=False)
     ids, mask = left_pad([[5, 6, 7, 8, 9], [11, 12]], 0)
@@ -308,7 +308,7 @@ def test_a_plain_head_is_recognized():
 # --- several processes ---
 
 
-def test_a_shortcut_that_one_process_refuses_is_off_on_all_of_them(tmp_path):
+def test_one_refusal_turns_all_processes_off(tmp_path):
     """Otherwise their metrics have sums of different lengths: gloo aborts, NCCL hangs."""
     result = run_processes("tests/helpers/refusing_worker.py", *QUICK, "--fast", "--output_dir", tmp_path, processes=2)
     assert result.returncode == 0, result.stderr
@@ -333,7 +333,7 @@ class OtherProcess:
         return torch.cat([numbers, other])
 
 
-def test_prompts_that_another_process_does_not_share_are_not_shared_here():
+def test_prompt_sharing_agrees_across_processes():
     lm = random_lm("qwen2")
     assert find_shortcuts(lm, True, OtherProcess()).shares_prompts
     shared = [find_shortcuts(lm, True, OtherProcess(place)).shares_prompts for place in range(4)]
@@ -344,7 +344,7 @@ def test_prompts_that_another_process_does_not_share_are_not_shared_here():
 
 
 @pytest.mark.parametrize("fault", [None, torch.OutOfMemoryError("CUDA out of memory")])
-def test_a_model_that_fsdp2_shards_is_tried_whole_on_the_gpu_and_goes_back(fault, monkeypatch):
+def test_fsdp2_model_is_checked_unsharded(fault, monkeypatch):
     """If it does not fit there, forwards are padded."""
     lm, moved = random_lm("qwen2"), []
 
@@ -360,7 +360,7 @@ def test_a_model_that_fsdp2_shards_is_tried_whole_on_the_gpu_and_goes_back(fault
     assert moved == ["the GPU", "tried", torch.device("cpu")]
 
 
-def test_under_fsdp2_packing_is_checked_on_gpus_only(monkeypatch):
+def test_fsdp2_checks_packing_only_on_gpus(monkeypatch):
     lm, tried = random_lm("qwen2"), []
     monkeypatch.setattr(shortcuts, "packing_is_exact_on", lambda *inputs: tried.append(1) or True)
     monkeypatch.setattr(shortcuts, "true_on_all", lambda answers, accelerator: list(answers))

@@ -53,7 +53,7 @@ def lines_of(data, place):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_line_of_a_script_is_there_with_its_number(data, name):
+def test_page_has_every_numbered_line(data, name):
     file, places = SOURCES[name].splitlines(), data["scripts"][name.removesuffix(".py")]["places"]
     shown = set(range(1, places["imports"]["numbers"][0]))  # the docstring
     for place, own in places.items():
@@ -69,7 +69,7 @@ def test_every_line_of_a_script_is_there_with_its_number(data, name):
     assert [line for line in left_out if line.strip()] == file[-3:]  # if __name__ == "__main__"
 
 
-def test_the_changes_make_one_script_out_of_the_other(data):
+def test_changes_turn_one_into_the_other(data):
     for one, two in itertools.combinations(data["scripts"].values(), 2):
         for name in one["places"].keys() & two["places"].keys():
             a, b = lines_of(data, one["places"][name]), lines_of(data, two["places"][name])
@@ -83,7 +83,7 @@ def test_the_changes_make_one_script_out_of_the_other(data):
             assert made + a[done:] == b
 
 
-def test_a_script_of_ones_own_is_shown_on_a_page_that_loads_nothing():
+def test_own_script_is_shown_offline():
     """An equation that no table knows is shown as text; no text ends the data."""
     own = side_by_side.collect(SOURCES | {"mine.py": MINE})["scripts"]["mine"]
     assert own["equations"]["policy_loss"] == [["J = E[ &lt; x ]", "Eq. 1"]]
@@ -95,7 +95,7 @@ def test_a_script_of_ones_own_is_shown_on_a_page_that_loads_nothing():
         assert not re.search(r"""\bsrc=|@import|url\(|fetch\(|XMLHttp|\bimport\(|(?:href|=) *["']?https?:""", source)
 
 
-def test_each_equation_of_a_docstring_is_known_and_stands_at_a_function(data):
+def test_docstring_equations_stand_at_functions(data):
     """A row of the table that no script has is of an earlier docstring."""
     known = tomllib.loads((side_by_side.PARTS / "equations.toml").read_text(encoding="utf-8"))
     shown = [row for own in data["scripts"].values() for rows in own["equations"].values() for row in rows]
@@ -106,7 +106,7 @@ def test_each_equation_of_a_docstring_is_known_and_stands_at_a_function(data):
         assert {piece.tag for piece in root} == {"math"}
 
 
-def test_the_command_writes_a_file_or_opens_the_browser(tmp_path, monkeypatch, capsys):
+def test_command_writes_or_opens_the_page(tmp_path, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr(side_by_side.webbrowser, "open", opened.append)
     side_by_side.main(["grpo.py", "dapo", "--output", str(tmp_path / "page.html")])
@@ -155,7 +155,7 @@ document.title = JSON.stringify({ states: states.length, errors });
 
 
 @needs_browser
-def test_every_view_has_its_code_and_its_numbers(tmp_path):
+def test_views_have_code_and_numbers(tmp_path):
     page = side_by_side.page("grpo", "dapo", SOURCES).replace("</body>", f"{CHECK}</body>")
     found = in_browser(tmp_path, "page.html", page)
     assert found["errors"] == [] and found["states"] > 20
@@ -194,7 +194,7 @@ def tokens(inputs):
 
 @needs_browser
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_objective_to_play_with_is_that_of_the_test_vectors(name, tmp_path):
+def test_objectives_match_the_vectors(name, tmp_path):
     """The gradient of each token by its log-prob, and the loss of the whole case."""
     case = CASES[name]
     rows = tokens(case["inputs"])
@@ -213,7 +213,7 @@ def test_an_objective_to_play_with_is_that_of_the_test_vectors(name, tmp_path):
     assert check.compare(case, answer)[0] == check.SAME
 
 
-def test_the_sliders_begin_with_the_defaults_of_the_scripts(data):
+def test_sliders_start_at_the_defaults(data):
     for script in ("grpo", "dapo", "gspo", "dcpo"):
         args = importlib.import_module(script).Args()
         options = ("clip_low", "clip_high", "max_ratio") if script == "dcpo" else ("clip_low", "clip_high")
@@ -251,7 +251,7 @@ document.title = JSON.stringify(errors);
 
 
 @needs_browser
-def test_every_slider_moves_the_pictures_and_the_sentences_agree_with_the_gradients(tmp_path):
+def test_sliders_move_pictures_and_sentences(tmp_path):
     page = side_by_side.page("grpo", "dapo", SOURCES, play=True)
     assert in_browser(tmp_path, "play.html", page.replace("</body>", f"{MOVE}</body>")) == []
 
@@ -298,7 +298,7 @@ def expected_rows(state, name):
 
 
 @needs_browser
-def test_the_pushes_of_a_group_are_the_gradients_that_the_test_vectors_compute(tmp_path):
+def test_group_gradients_match_the_vectors(tmp_path):
     page = side_by_side.page("grpo", "dapo", SOURCES).replace('"start":"grpo-dapo"', '"start":"group"')
     found = in_browser(tmp_path, "group.html", page.replace("</body>", f"{SHOWN}</body>"))
     assert len(found) == 7

@@ -59,7 +59,7 @@ MORE = {"overlong_cache": "--overlong_cache 8 --eval_top_p 1", "critic": "--crit
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "online_dpo"])
-def test_every_script_that_samples_accepts_the_settings(name, monkeypatch):
+def test_sampling_scripts_accept_the_settings(name, monkeypatch):
     is_recipe, reached = name == "online_dpo", []
     module = recipes.load(recipes.made(name), name) if is_recipe else script(name)
     monkeypatch.chdir(ROOT)

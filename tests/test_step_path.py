@@ -16,7 +16,7 @@ def functions_of(lines):
     return {row[1]: row[3].split(", ") for row in found}
 
 
-def test_a_step_needs_the_script_and_three_files():
+def test_step_runs_script_and_three_files():
     # A process of its own: fast/ registers its attention for the whole process, where another test used it.
     command = [sys.executable, step_path.__file__, "grpo.py"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -37,6 +37,6 @@ def test_the_shortcuts_are_listed_apart(capsys):
 
 
 @pytest.mark.parametrize("words", [[], ["nothing.py"], ["grpo.py", "--slow"]])
-def test_what_it_does_not_know_ends_in_its_help(words):
+def test_unknown_arguments_print_the_help(words):
     with pytest.raises(SystemExit, match="step_path.py grpo.py"):
         step_path.main(words)

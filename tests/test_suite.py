@@ -62,7 +62,7 @@ def none_in_step_2(completions, **columns):
     return [None if i % 4 == 1 else float(len(text) % 2) for i, text in enumerate(completions)]
 
 
-def test_no_reward_teaches_nothing(name, tmp_path, monkeypatch):
+def test_unscored_batch_changes_nothing(name, tmp_path, monkeypatch):
     module = script(name)
     if not learns_from_rewards(module, module.Args()):
         pytest.skip(TAUGHT)

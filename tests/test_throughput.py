@@ -44,7 +44,7 @@ SHORT = "--repetitions 1 --threads 1 --workload".split()
     "workload, who",
     [("tiny", "plain"), ("embedded", "plain"), pytest.param("tiny", "trl", marks=pytest.mark.needs("trl"))],
 )
-def test_a_contestant_computes_the_gradient_of_ours(workload, who, monkeypatch, tmp_path, capsys):
+def test_contestants_compute_the_same_gradient(workload, who, monkeypatch, tmp_path, capsys):
     small = throughput.dataclasses.replace(throughput.WORKLOADS["embedded"], prompts=8, cap=32)
     monkeypatch.setitem(throughput.WORKLOADS, "embedded", small)
     file = tmp_path / "result.json"
@@ -69,7 +69,7 @@ def test_another_gradient_ends_the_comparison(value, monkeypatch):
         throughput.main([*SHORT, "tiny", "--against", "trl"])
 
 
-def test_ratios_say_how_many_times_better_ours_is():
+def test_ratios_are_theirs_over_ours():
     ours = {"rollout_s": 0.5, "update_s": 0.25, "step_s": 1.0, "tokens": 4, "peak_gb": 0.1}
     theirs = {"rollout_s": 1.0, "update_s": 0.75, "step_s": 4.0, "tokens": 4, "peak_gb": 0.5}
     row = "| ours is better than plain by | 2.00 (2.00-2.00) | 3.00 (3.00-3.00) | 4.00 (4.00-4.00) | 5.00 |"

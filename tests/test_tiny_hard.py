@@ -34,7 +34,7 @@ def test_the_shares_of_the_classes(split, easy, medium, hard):
         assert row["answer"].count("\n") == len(terms) - 1  # right, in steps, no line twice
 
 
-def test_the_lists_are_those_that_the_program_makes():
+def test_lists_match_the_program():
     train, test = build.make_lists(random.Random(build.SEED))
     assert train == rows_of(build.FOLDER / "train.jsonl")
     assert test == rows_of(build.FOLDER / "test.jsonl")
@@ -45,7 +45,7 @@ EASY = "def easy(difficulty, **_):\n    return [10.0 * (name == 'easy') for name
 FEW = "--max_steps 1 --prompts_per_step 8 --group_size 2 --eval_prompts 2 --eval_samples 1 --eval_k 1"
 
 
-def test_a_run_reaches_model_data_and_column(tmp_path):
+def test_run_finds_model_data_and_column(tmp_path):
     (tmp_path / "mine.py").write_text(EASY, encoding="utf-8")
     options = f"--model_name_or_path embedded-hard --dataset embedded-hard --reward accuracy {tmp_path}/mine.py:easy"
     grpo.main([*options.split(), *FEW.split(), "--output_dir", str(tmp_path / "run")])

@@ -26,7 +26,7 @@ def others_of(case):
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32"])
-def test_it_names_the_convention_that_an_answer_follows(precision):
+def test_followed_convention_is_named(precision):
     for case in CASES.values():
         assert check.compare(case, case["expected"], precision) == (check.SAME, "")
         for other in case.get("others", []):
@@ -36,7 +36,7 @@ def test_it_names_the_convention_that_an_answer_follows(precision):
             assert verdict.follows == [other["says"]]
 
 
-def test_it_sees_what_is_missing_and_where_a_number_is_off():
+def test_missing_and_wrong_numbers_are_found():
     case = CASES["policy/grpo"]
     assert check.compare(case, None) == (check.MISSING, "")
     assert check.compare(case, {"loss": GRPO["loss"], "grad": GRPO["gradient"]})[0] == check.OTHER
@@ -51,7 +51,7 @@ def test_it_sees_what_is_missing_and_where_a_number_is_off():
     assert text.startswith("loss is right; gradient differs at 2 of 24, by up to 0.01 at gradient[6][3]: ")
 
 
-def test_it_names_a_common_factor_and_a_mistake_in_one_name():
+def test_factor_and_single_mistake_are_named():
     case = CASES["policy/grpo"]
     half = check.scaled(GRPO["gradient"], 0.5)
     _, text = check.compare(case, GRPO | {"gradient": half})
@@ -109,7 +109,7 @@ def test_wrong_answers(ask):
     assert ask(rounded, "--float32")[0] == 0
 
 
-def test_it_begins_with_what_most_cases_follow(ask):
+def test_most_common_convention_comes_first(ask):
     """It skips the first case that differs, and the first that follows something."""
     says = "one mean over all tokens"
     wrong = {"advantages/grpo": {"advantages": [[7.0]]}}
@@ -121,7 +121,7 @@ def test_it_begins_with_what_most_cases_follow(ask):
     assert lines[-1] == f"Cases that differ: 5. 3 of them follow: {says}. Start with policy/grpo-kl"
 
 
-def test_the_demo_is_that_of_the_readme():
+def test_demo_matches_the_readme():
     """Its answers differ in no case but those that can tell, and all of these follow one mistake."""
     code, lines = run("--demo")
     page = (VECTORS / "README.md").read_text(encoding="utf-8")
@@ -134,7 +134,7 @@ def test_the_demo_is_that_of_the_readme():
 # --- what it reads ---
 
 
-def test_what_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, ask):
+def test_unreadable_input_prints_one_line(tmp_path, ask):
     path = tmp_path / "cut.json"
     path.write_bytes(b'{"policy/grpo": {"loss": 0.1')
     for file, *options, word in (
@@ -149,7 +149,7 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, ask):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_what_windows_writes_is_read(tmp_path, encoding):
+def test_windows_files_are_read(tmp_path, encoding):
     path = tmp_path / "answers.json"
     path.write_bytes(json.dumps(RIGHT).encode(encoding))
     assert run(path)[0] == 0
@@ -158,7 +158,7 @@ def test_what_windows_writes_is_read(tmp_path, encoding):
 # --- the folder on its own ---
 
 
-def test_a_copy_of_the_folder_under_another_name_works(tmp_path):
+def test_renamed_copy_works(tmp_path):
     """The checker works there, and the generator writes the same cases."""
     copied = tmp_path / "reference_numbers"
     shutil.copytree(VECTORS, copied, ignore=shutil.ignore_patterns("libraries", "__pycache__"))
@@ -175,7 +175,7 @@ def test_a_copy_of_the_folder_under_another_name_works(tmp_path):
     assert code == 0 and lines[-1] == f"{len(CASES)} same"
 
 
-def test_the_adapter_answers_what_it_offers(tmp_path):
+def test_adapter_answers_what_it_offers(tmp_path):
     pytest.importorskip("torch")
     copied = tmp_path / "vectors"
     shutil.copytree(VECTORS, copied, ignore=shutil.ignore_patterns("libraries", "generate", "__pycache__"))
@@ -185,7 +185,7 @@ def test_the_adapter_answers_what_it_offers(tmp_path):
     assert code == 0 and lines == [f"{len(CASES) - 3} not offered, 3 same"]
 
 
-def test_the_version_is_one():
+def test_version_is_the_same_everywhere():
     code, lines = run("unused", "--version")
     (version,) = lines
     assert code == 0 and re.fullmatch(r"\d+\.\d+\.\d+", version)

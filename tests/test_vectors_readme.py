@@ -80,7 +80,7 @@ def test_the_portable_test_is_short():
     assert imported <= sys.stdlib_module_names | {"pytest"}
 
 
-def test_without_an_adapter_all_is_skipped(ask):
+def test_missing_adapter_skips_everything(ask):
     assert ask("")[-1] == "20 skipped"
 
 
@@ -102,7 +102,7 @@ def test_the_adapter_of_the_page(ask):
 
 @pytest.mark.beside("vectors")
 @pytest.mark.needs("trl")
-def test_the_output_of_the_page_is_that_of_trl(ask):
+def test_page_output_matches_trl(ask):
     adapter = (TEST.parent / "trl_adapter.py").read_text(encoding="utf-8")
     printed = ask(adapter)
     assert block("TRL").splitlines() == [line for line in printed if line]

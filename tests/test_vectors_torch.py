@@ -56,7 +56,7 @@ def chosen_logprobs(logits, tokens, kept, options):
 
 
 @answers_to("sampled_logprobs")
-def test_logprobs_are_those_of_transformers(name):
+def test_logprobs_match_transformers(name):
     case = CASES[name]
     logits = leaf(case["inputs"]["logits"])
     kept = kept_set(case["inputs"], logits, case["options"])
@@ -72,7 +72,7 @@ def test_logprobs_are_those_of_transformers(name):
 
 
 @answers_to("kept_ratios")
-def test_ratios_are_those_of_transformers(name):
+def test_ratios_match_transformers(name):
     case = CASES[name]
     tokens = case["inputs"]["tokens"]
     old = double(case["inputs"]["old_logits"])
@@ -167,7 +167,7 @@ def test_a_row_times_its_length(name):
 
 
 @answers_to("length_penalized_advantages")
-def test_the_penalty_grows_with_the_pass_rate(name):
+def test_penalty_grows_with_pass_rate(name):
     case = CASES[name]
     rewards, lengths = (double(case["inputs"][key]) for key in ("rewards", "lengths"))
     rate = case["options"]["length_coef"] * rewards.mean(dim=1, keepdim=True)
@@ -207,7 +207,7 @@ def test_a_topk_kl_with_a_tail(name):
 
 
 @answers_to("distill_expected_gradient")
-def test_what_an_advantage_distils(name):
+def test_advantage_is_gradient_of_the_kl(name):
     inputs, options = CASES[name]["inputs"], CASES[name]["options"]
     logits = leaf([inputs["logits"]])
     policy, teacher = (
