@@ -1,4 +1,4 @@
-"""What the tests share. Nothing here imports torch at once: the process that only hands tests out needs none."""
+"""Fixtures and hooks. torch is imported late, since the xdist controller does not need it."""
 
 import os
 import pathlib
@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = ("tools", "lab", "docs", "configs", "examples", "fast", "vectors", "README.md")
 ABSENT = [name for name in BESIDE if not (ROOT / name).exists()]  # in a fork of scripts, common/ and tests
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in background jobs
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -31,7 +31,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def absent(error):
-    """The folder or the module that a test lacks in a fork; "" where it failed for another reason."""
+    """Return the folder or module that a test misses in a fork, or "" if it failed for another reason."""
     if isinstance(error, pytest.Collector.CollectError):
         error = error.__cause__
     if ABSENT and isinstance(error, ModuleNotFoundError):
@@ -81,7 +81,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """`--script`: the other files ask nothing of every script."""
+    """With `--script`, skip files that do not run over all scripts."""
     if not config.getoption("script", None) or not collection_path.name.startswith("test_"):
         return None
     text = collection_path.read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """`--script`: keep what is asked of that script."""
+    """With `--script`, keep the tests of that script."""
     scripts = config.getoption("script", None)
     if scripts:
         names = {pathlib.Path(script).stem for script in scripts}
@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What was imported stays: no search for garbage has to go through it."""
+    """Freeze imported objects, so that garbage collection skips them."""
     gc.collect()
     gc.freeze()
 
@@ -131,9 +131,9 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch):
-    """Accelerate keeps its state in singletons; each test starts without.
+    """Reset the singletons in which Accelerate keeps its state.
 
-    One thread: the models here are tiny. No search for garbage at the end of each run: it takes a quarter of a second.
+    Use one thread, since the models are tiny, and no garbage collection after each run, which takes 0.25 s.
     """
     from accelerate.state import AcceleratorState, GradientState
 
@@ -142,7 +142,7 @@ def fresh_process(monkeypatch):
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
-    if hasattr(signal, "SIGPIPE"):  # a tool whose output may end in `| head` changes it for its process
+    if hasattr(signal, "SIGPIPE"):  # tools that print to `| head` change it
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 

@@ -1,4 +1,4 @@
-r"""common/answers.py: what the grader promises, by kind, and that it keeps to its time.
+r"""common/answers.py: cases the grader must accept or reject, and its time limits.
 
 What is not listed in answers.py counts as wrong and has no case here. The groups: where the answer stands (markers,
 remarks after it, thinking and truncation, several boxes), what equals what (numbers, units, computations and names,
@@ -98,14 +98,14 @@ BOXES = [
 
 @pytest.mark.parametrize(("text", "answer"), MARKERS + REMARKS + THINKING + BOXES)
 def test_extraction(text, answer):
-    """Other graders miss formats, take the first marker, the remark after the answer, or half a box."""
+    """Other graders miss formats, take the first marker, a remark after the answer, or half a box."""
     assert extract_answer(text) == answer
     assert format_reward(text) == float(answer is not None)
 
 
 @pytest.mark.parametrize(("opening", "closing"), [*zip(TAGS.split()[::2], TAGS.split()[1::2], strict=True)])
 def test_thought_is_not_an_answer(opening, closing):
-    """A policy was paid for guesses in its thought, unless the tag was <think>."""
+    """Guesses inside a thought were rewarded, unless the tag was <think>."""
     assert extract_answer(rf"{opening}Perhaps \boxed{{5}}?{closing}It is four.") is None
     assert extract_answer(rf"{opening}Perhaps \boxed{{4}}? Check") is None
     assert extract_answer(rf"{opening}2+2{closing}\boxed{{4}}{opening}\boxed{{4}}") is None
@@ -125,7 +125,7 @@ def test_only_a_last_final_channel_counts(first, last, answer):
     [
         ("#### 12", None),
         ("#### 12\n", "12"),
-        ("The answer is 12.", None),  # 12.5 was to come
+        ("The answer is 12.", None),  # cut off before 12.5
         ("The answer is 12. So", "12"),
         ("答案是12", None),
         (r"\boxed{12}", "12"),
@@ -611,7 +611,7 @@ def test_huge_completions_are_fast(name):
 
 @pytest.mark.parametrize("piece", DENSE)
 def test_dense_answers_are_fast(piece):
-    """Texts just below the length bound meet every pattern and all recursion."""
+    """Texts just below the length limit reach every pattern and all recursion."""
     closing = piece[-1].translate(str.maketrans("([{", ")]}"))
     half = answers.MAX_ANSWER // 2 // len(piece) - 2
     for text in (piece * 2 * half, "1 " + piece * half + "!", piece * half + "1" + closing * half):
@@ -634,7 +634,7 @@ def test_markers_without_number_are_dropped(name):
 
 
 def test_answer_after_long_text_is_exact():
-    """The bound on the text must cut the start, never the end."""
+    """The length limit must cut the start of the text, never the end."""
     assert accuracy_reward("x" * M + "#### 3", "3") == 1.0
     assert accuracy_reward(r"\boxed{4}" + "x" * M + r"\boxed{\frac{6}{2}} ok", "3") == 1.0
 

@@ -1,4 +1,4 @@
-"""Small random models of two dozen architectures: shortcuts give what the plain model computes."""
+"""Shortcuts match the plain forward on small random models of two dozen architectures."""
 
 import pytest
 import torch
@@ -65,10 +65,10 @@ def test_logprobs_and_gradient_match_full_logits(name):
 def test_samples_match_generate_and_forward(name):
     """Greedy tokens of rows that end early and at different places; log-probs of sampled ones."""
     policy = random_policy(name, temperature=1.3, scale=3.0)
-    policy.stop_tokens = list(range(2, 40, 5))  # one token of five
+    policy.stop_tokens = list(range(2, 40, 5))  # one token in five
     prompts = [[5 + i, 6 + 2 * i % 7, 9 + i][: 1 + i % 3] for i in range(12)]
     ids, mask = left_pad(prompts, 0)
-    is_hybrid = name in HYBRIDS  # their cache cannot lose rows: stock `generate` samples
+    is_hybrid = name in HYBRIDS  # their cache cannot drop rows, so stock `generate` samples
     stock = policy.sample(ids, mask, 0, stock=True).sequences
     found = policy.sample(ids, mask, 0, stock=is_hybrid).sequences
     assert torch.equal(found, stock)

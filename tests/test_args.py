@@ -11,7 +11,7 @@ from testbed import ALL, ROOT, SCRIPTS, fresh_interpreter, metric_rows, script
 
 
 def failure(function, *arguments):
-    """The one line with which a call ends."""
+    """Return the one error line of a call."""
     with pytest.raises(Exit) as error:
         function(*arguments)
     assert "\n" not in str(error.value)
@@ -42,7 +42,7 @@ def test_options_are_declared_once(name):
 
 
 def test_help_texts_agree():
-    """So that the difference of two scripts is what the paper changes."""
+    """A diff of two scripts must show only what the paper changes."""
     names = ("prompts_per_step", "num_epochs", "num_minibatches", "kl_coef", "max_new_tokens")
     for option in names:
         declared_in = [script(name).Args.__dataclass_fields__ for name in SCRIPTS]
@@ -93,7 +93,7 @@ def test_bad_values_print_one_line(words, said):
 
 
 def test_overlong_cache_is_below_the_length(tmp_path):
-    """With 64 new tokens a cache of 100 took 0.53 from the mean reward."""
+    """With 64 new tokens, a cache of 100 lowered the mean reward by 0.53."""
     main, folder = script("dapo").main, ["--output_dir", str(tmp_path)]
     assert "--overlong_cache" in failure(main, ["--overlong_cache", "64", *folder])
     sizes = "--max_steps 0 --eval_prompts 1 --eval_samples 1 --eval_k 1 --overlong_cache 100 --overlong none"

@@ -22,7 +22,7 @@ def test_trim_rows_keeps_every_token():
 
 
 def split(batch, rows=None, processes=1, **sizes):
-    """(micro-batches, totals) on each process, of which rank r of W has the r-th run of rows."""
+    """Return (micro-batches, totals) of each process; rank r of W has the r-th slice of rows."""
     args = grpo.Args(**{"group_size": 2, "micro_batch_size": 8} | sizes)
     share = len(batch["loss_mask"]) // processes
 
@@ -49,7 +49,7 @@ def test_micro_batches_cover_all_rows_once(size, fast):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_totals_count_the_whole_step(processes):
-    """docs/dapo.md: what the overlong filter takes out of the loss leaves the rows and the prompts alone."""
+    """docs/dapo.md: the overlong filter removes tokens from the loss, but no rows or prompts."""
     batch = random_batch(rows=12)
     batch["loss_mask"] = batch["completion_mask"] & (torch.arange(12) % 5 > 0)[:, None]
     for micro_batches, totals in split(batch, processes=processes, micro_batch_size=4):

@@ -11,7 +11,7 @@ from testbed import metric_rows, script
 
 SMALL = "--prompts_per_step 4 --max_new_tokens 24 --max_steps 2 --learning_rate 1e-3"
 SMALL += " --eval_every 0 --eval_prompts 1 --eval_samples 4"
-OPTIONS = {  # with which a bug acts
+OPTIONS = {  # under which the bug shows
     "temperature": "--temperature 0.7",
     "old_logprobs": "--num_minibatches 4",
     "kl_sign": "--kl_coef 0.2",

@@ -1,4 +1,4 @@
-"""Checkpoints of common/run.py: data alone, damage, other runs, which are kept, and kills while one is written."""
+"""Checkpoints of common/run.py: no code in them, damage, other runs, deletion, and kills during a save."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from testbed import metric_rows, script
 
 
 class Numbers:
-    """A state with floats that decimal places would lose."""
+    """A state with floats that rounding to decimals would change."""
 
     def __init__(self):
         self.values = []
@@ -84,7 +84,7 @@ def test_saved_state_is_restored_bit_exact(tmp_path):
 
 
 class Code:
-    """What runs something when it is unpickled: it makes the folder `path`."""
+    """An object that creates the folder `path` when it is unpickled."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -99,7 +99,7 @@ def test_loading_a_checkpoint_runs_no_code(name, checkpoint):
     ran, poison = checkpoint.parent / "ran", checkpoint / name
     torch.save({"step": Code(ran)}, poison)
     torch.load(poison.open("rb"), weights_only=False)
-    ran.rmdir()  # the poison works
+    ran.rmdir()  # unpickling it does run code
     if name == "pytorch_model.bin":
         (checkpoint / "model.safetensors").unlink()
     assert str(checkpoint) in refusal(checkpoint.parents[1])
@@ -124,7 +124,7 @@ def test_damage_names_the_previous_checkpoint(name, content, checkpoint):
 
 
 def test_missing_weights_are_damage(checkpoint):
-    # With LoRA alone the frozen weights are those of the base model.
+    # Only with LoRA do the frozen weights come from the base model.
     weights = load_file(checkpoint / "model.safetensors")
     del weights["bias"]
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
@@ -261,7 +261,7 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     run = start(tmp_path)
     assert run.load()["step"] == 1
     advance(run, 2)
-    assert not (tmp_path / "checkpoints" / "step-00000002" / "half").exists()  # what was left is no part of the next
+    assert not (tmp_path / "checkpoints" / "step-00000002" / "half").exists()  # no leftovers
 
 
 def test_checkpoint_is_synced_before_the_rename(tmp_path, monkeypatch):
@@ -305,7 +305,7 @@ def test_kill_during_a_save(moment, tmp_path):
 
 
 def kill_at(patch, name, call):
-    """End this process at the `call`-th call of a function."""
+    """Kill this process at the `call`-th call of a function."""
     module, _, function = name.rpartition(".")
     owner = importlib.import_module("pathlib").Path if module == "pathlib.Path" else importlib.import_module(module)
     real, calls = getattr(owner, function), []

@@ -1,4 +1,4 @@
-"""fast/logprobs.py: chunks of the head have the numbers of full logits, and keep no logits.
+"""fast/logprobs.py: a chunked head matches full logits and keeps none in memory.
 
 Over two dozen architectures they are compared with full logits in test_architectures.py.
 """
@@ -55,7 +55,7 @@ def test_no_tensor_holds_all_logits(monkeypatch):
 
 
 def test_backward_pass_keeps_no_chunk(monkeypatch):
-    # Kept, all chunks together are the (R, T, V) copy.
+    # If kept, the chunks together are the (R, T, V) copy.
     policy, batch, kept = random_policy("qwen2"), random_batch(), []
     rows = int(batch["completion_mask"].sum())
 

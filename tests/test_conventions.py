@@ -28,7 +28,7 @@ def mean_loss(name):
 @pytest.mark.needs("polgrad")
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "ppo"])
 def test_polgrad_agrees_on_loss_and_gradient(name):
-    """It would notice a clip on the wrong side, another mean, or a masked value in the loss."""
+    """Catches a clip on the wrong side, another mean, or a masked value in the loss."""
     from polgrad import ALGORITHMS
     from polgrad.testing import assert_conforms
 
@@ -56,7 +56,7 @@ def asked(report, library):
 @pytest.mark.beside("vectors")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_each_difference_has_a_reason(report, library):
-    """It would notice an adapter that no longer fits its library, or a changed case."""
+    """Catches an adapter that no longer fits its library, or a changed case."""
     adapter, cases = asked(report, library)
     verdicts = report.verdicts_of(adapter, cases)
     assert report.unexplained(library, verdicts) == []
@@ -76,7 +76,7 @@ def test_page_lists_the_differences(report, library):
 @pytest.mark.beside("vectors")
 @pytest.mark.needs("trl")
 def test_settings_compute_what_the_page_says(report, monkeypatch):
-    """Each row is asked with its settings alone, and all of them are needed."""
+    """Each row of the table runs with only its settings, and needs all of them."""
     adapter, cases = asked(report, "trl")
     assert report.settings.problems("trl", adapter, cases, report.is_right) == []
     methods = report.settings.load_methods()

@@ -1,4 +1,4 @@
-"""A fork is a copy of some files: a script runs with common/ alone, and its test with its helpers."""
+"""A fork copies some files: a script runs with only common/, and its test with only its helpers."""
 
 import ast
 import re

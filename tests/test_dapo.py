@@ -104,7 +104,7 @@ def test_each_process_fills_its_share(processes):
     assert metrics["sampling/surplus"] == sum(len(own) - share for own in informative) / processes
     assert metrics["sampling/keep_rate"] == sum(map(len, informative)) / drawn
     assert metrics["sampling/short"] == 0
-    # What is said of completions is said of all that were drawn.
+    # Metrics of completions count all that were sampled.
     lengths = [length(i, row) for i in range(drawn) for row in range(G)]
     assert metrics["reward/accuracy"] == pytest.approx(sum(i % 5 for i in range(drawn)) / drawn / G)
     assert metrics["completion/length"] == pytest.approx(sum(lengths) / len(lengths))
@@ -113,7 +113,7 @@ def test_each_process_fills_its_share(processes):
 
 
 def test_kept_rows_stay_whole():
-    """They come from several rounds, each padded to another width."""
+    """Rounds are padded to different widths."""
     ranks, _ = sample(lambda i: i % 5, processes=2, overlong="soft", max_new_tokens=7, overlong_cache=4)
     for (samples, _), *_ in ranks:
         kept = (samples.batch["prompts"][:, -1] - 10).tolist()
@@ -128,7 +128,7 @@ def test_kept_rows_stay_whole():
 
 
 def test_groups_equal_up_to_rounding_are_dropped():
-    """0.1 + 0.2 beside 0.3, as weighted sums are: a group of such rewards has no gradient but noise."""
+    """0.1 + 0.2 and 0.3, as in weighted sums: the gradient of such a group is only noise."""
 
     def nearly_equal(right, seen):
         inner = scripted(right, seen)
@@ -148,9 +148,9 @@ def test_groups_equal_up_to_rounding_are_dropped():
 
 @pytest.mark.parametrize("processes, used", [(1, 6), (2, 2), (4, 0)])
 def test_the_poorest_process_decides(processes, used):
-    """After the last round. DAPO#22: an error at the limit; AReaL#450: batches of another size."""
+    """After the last round, DAPO#22 raises an error and AReaL#450 returns batches of another size."""
     options = dict(num_minibatches=2, max_sampling_rounds=3)
-    ranks, seen = sample(lambda i: int(i < 7), processes, **options)  # 7 of 24 prompts inform
+    ranks, seen = sample(lambda i: int(i < 7), processes, **options)  # 7 of 24 prompts have mixed rewards
     assert len(seen) == 3 * processes
     own = [list(range(rank, 7, processes))[:used] for rank in range(processes)]
     assert groups_of(ranks) == [kept or None for kept in own]
@@ -161,7 +161,7 @@ def test_the_poorest_process_decides(processes, used):
 
 @pytest.mark.parametrize("right", [lambda i: 0, lambda i: G, lambda i: 2 * (i % 2)])
 def test_all_processes_have_groups_or_none(right):
-    """All wrong, all right, and two processes of which one has nothing: the other must not train alone."""
+    """All wrong, all right, or two processes of which one has no group: the other must not train alone."""
     ranks, seen = sample(right, processes=2, max_sampling_rounds=3)
     assert groups_of(ranks) == [None, None] and len(seen) == 6
 
@@ -308,7 +308,7 @@ def test_filter_masks_truncated_rows(monkeypatch, tmp_path):
 
 
 def test_a_run_that_learns_nothing_ends(tmp_path, capsys):
-    """With a line, an evaluation and its model. At this temperature the completions of a group are equal."""
+    """It prints a line, evaluates and saves. At this temperature all completions of a group are equal."""
     rows = run(tmp_path, "--max_steps 5 --temperature 1e-4 --max_sampling_rounds 2 --max_new_tokens 24")
     assert "\nstep 1: nearly all groups have equal rewards: training ends\n" in capsys.readouterr().out
     assert [row["step"] for row in rows] == [0, 1]
@@ -318,7 +318,7 @@ def test_a_run_that_learns_nothing_ends(tmp_path, capsys):
 
 
 def test_format_needs_no_answers(tmp_path):
-    """What is informative is said by the rewards, whatever they are."""
+    """Groups are kept by their rewards, whatever those are."""
     file = tmp_path / "train.jsonl"
     file.write_text("".join(f'{{"prompt": "{i}+1+{i}?"}}\n' for i in range(1, 41)), encoding="utf-8")
     options = f"--dataset {file} --reward format --max_new_tokens 24 --max_steps 1"

@@ -1,4 +1,4 @@
-"""common/load.py: formats of data, merging, evaluation data, tokens, bad input, and the order of prompts."""
+"""common/load.py: data formats, merging, evaluation data, tokens, bad input, and the order of prompts."""
 
 import json
 import re
@@ -99,7 +99,7 @@ def test_files_are_mixed_as_the_page_says(tmp_path):
 
 def test_hub_dataset_with_config(datasets, monkeypatch):
     def fake(name, config=None):
-        assert (name, config) in (("some/math", "main"), ("other/math", None))  # a config belongs to its own dataset
+        assert (name, config) in (("some/math", "main"), ("other/math", None))  # a config applies only to its dataset
         rows = {"train": numbered(3), "test": numbered(5)[3:]}
         return datasets.DatasetDict({split: datasets.Dataset.from_list(rows[split]) for split in rows})
 
@@ -217,7 +217,7 @@ def test_one_bos_and_no_eos(tmp_path, template, prompt, eos):
 
 
 def test_sft_data_ends_before_the_answer(tmp_path):
-    """The model was given the whole answer and went on behind it."""
+    """The model was given the whole answer and continued after it."""
     turns = [*USER, say("4"), *USER]
     row = {"messages": [*turns, say("#### 4")], "level": 1}
     (loaded,) = load_rows(tmp_path, [row], CHAT, reward=["accuracy"])
@@ -246,7 +246,7 @@ def test_kwargs_and_tools_reach_the_template(tmp_path):
 
 
 def test_prompt_template_and_system_prompt(tmp_path):
-    """Braces of mathematics are not fields; reward functions see the row's own text."""
+    """Braces in formulas are not fields; reward functions get the original text."""
     options = dict(prompt_template=r"Put it in \boxed{}: {prompt} {x}", system_prompt="Be {brief}.")
     loaded = load_rows(tmp_path, [{"prompt": r"\frac{1}{2}+{prompt}?"}], **options)[0]
     assert text_of(loaded.ids) == "Be {brief}.\n\n" + r"Put it in \boxed{}: \frac{1}{2}+{prompt}? {x}"
@@ -381,7 +381,7 @@ def sampler(count, seed, rank=0, processes=1):
 
 
 def test_epochs_are_permutations():
-    """Every prompt once an epoch, also where a draw reaches over its end or over several."""
+    """Each epoch has every prompt once, even if a draw spans the end of an epoch or several epochs."""
     drawer = sampler(10, 3)
     drawn = drawer.draw(4) + drawer.draw(4) + drawer.draw(25) + drawer.draw(7)
     epochs = [drawn[i : i + 10] for i in range(0, 40, 10)]
@@ -397,7 +397,7 @@ def test_processes_share_a_draw():
 
 
 def test_order_depends_on_the_seed_alone():
-    """Data order is f(seed) alone, whatever the rounds of sampling and the random numbers used elsewhere."""
+    """The data order depends only on the seed, not on sampling rounds or other random numbers."""
     whole = sampler(7, 0).draw(60)
     torch.manual_seed(5)
     np.random.seed(5)
@@ -407,7 +407,7 @@ def test_order_depends_on_the_seed_alone():
 
 @pytest.mark.parametrize("before", [0, 3, 7, 20])
 def test_sampler_resumes(before):
-    """Trainers that resume at the first prompt, or in the wrong permutation."""
+    """Other trainers resume at the first prompt, or in the wrong permutation."""
     whole = sampler(7, 1).draw(40)
     first = sampler(7, 1)
     first.draw(before)

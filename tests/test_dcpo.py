@@ -175,7 +175,7 @@ def test_a_missing_answer_counts_minus_1():
     assert terms["accuracy"][:5].tolist() == [1, 0, -1, -1, -1] and terms["accuracy"][5].isnan()
     assert terms["format"].tolist() == [1, 1, 0, 0, 0, 1]
     correct = Samples({}, prompts, texts, rewards, terms).correct
-    assert correct[:5].tolist() == [1, 0, 0, 0, 0] and correct[5].isnan()  # pass@k does not see the coding
+    assert correct[:5].tolist() == [1, 0, 0, 0, 0] and correct[5].isnan()  # not -1, as the reward is
     assert rewards.tolist() == [2.5, 0.5, -2, -2, -2, 0.5]
     rewards, terms = dcpo.compute_rewards(load_rewards(args_of(reward=["format"])), prompts[:5], texts[:5], 5)
     assert rewards.tolist() == [1, 1, 0, 0, 0]

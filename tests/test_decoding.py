@@ -37,9 +37,9 @@ def as_stock(monkeypatch):
 @pytest.mark.parametrize("prompts", [None, [[5, 6, 7], [8, 9, 10]]], ids=["padded", "equal lengths"])
 def test_equal_draws_equal_stock_generate(name, prompts, as_stock):
     policy = random_policy(name)
-    policy.stop_tokens = list(range(2, 40, 5))  # one of five: all rows end before the limit, at different places
+    policy.stop_tokens = list(range(2, 40, 5))  # one token in five: all rows end early, at different steps
     stock = generate(policy, 6, stock=True, prompts=prompts)
-    assert len({tuple(row) for row in stock.tolist()}) > 6  # they differ, so equality means something
+    assert len({tuple(row) for row in stock.tolist()}) > 6  # rows differ, so equality is a real check
     assert stock.shape[1] < 24
     assert torch.equal(generate(policy, 6, prompts=prompts), stock)
 
@@ -166,7 +166,7 @@ def test_finished_rows_are_not_computed(monkeypatch):
     [("cpu", 100, 255, 90), ("cpu", 100, 256, 80), ("cuda", 100, 9, 60), ("cuda", 65, 9, 39), ("cuda", 64, 9, 0)],
 )
 def test_rows_are_dropped_in_groups(device, rows, columns, most):
-    """On a GPU a few rows take as long as one."""
+    """On a GPU a step with a few rows takes as long as with one."""
     dropped = [running for running in range(1, rows) if worth_dropping(running, rows, columns, torch.device(device))]
     assert dropped == list(range(1, most + 1))
 

@@ -1,4 +1,4 @@
-"""Which device a run takes, its random numbers; and that the suite sees none but the CPU."""
+"""The device of a run, and that the suite sees only the CPU."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_gpu_mark_asks_for_a_gpu(line, asked):
 
 
 def test_suite_sees_no_gpu():
-    # Four workers ran a suite that was written for a CPU on one GPU.
+    # Otherwise four workers share one GPU.
     assert VARIABLES["CUDA_VISIBLE_DEVICES"] == "" and VARIABLES.items() <= os.environ.items()
     code = "import json, os; print(json.dumps(dict(os.environ)))"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -51,13 +51,13 @@ def test_no_workers_on_a_gpu(monkeypatch):
 
 
 def pretend(monkeypatch, kind):
-    """torch says that it has devices of this kind."""
+    """Let torch report devices of this kind."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: kind and torch.device(kind))
 
 
 @pytest.mark.parametrize(
     "kind, on_cpu",
-    # MPS has no float64. The last one is an NPU before it has its name.
+    # MPS has no float64. The last one is an unnamed NPU.
     [(None, True), ("cuda", False), ("xpu", False), ("mps", True), ("privateuseone", False)],
 )
 def test_device_of_a_run(kind, on_cpu, monkeypatch):

@@ -40,7 +40,7 @@ def check_update(folder, name="grpo"):
     one, two = worker.compared(name, folder)
     assert one["before"] == two["before"] and one["after"] == two["after"] != two["before"]
     lengths = [max(map(len, two["before"][rank])) for rank in (0, 1)]
-    assert lengths[0] != lengths[1]  # a rank that needed the other for each token would have waited for it
+    assert lengths[0] != lengths[1]  # hangs if a rank waits for the other at each token
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-6)
     saved = AutoModelForCausalLM.from_pretrained(folder / "saved-2" / "model")
     prefix = "lm." if name == "ppo" else ""
@@ -70,7 +70,7 @@ def test_two_machines(tmp_path):
 
 @pytest.mark.beside("configs")
 def test_sharded_resume_is_bit_exact(tmp_path):
-    """Of ppo.py, which has a critic beside the policy in what is sharded."""
+    """With ppo.py, which shards a critic beside the policy."""
     options = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 2 --eval_k 2 --eval_every 0"
     options += " --num_minibatches 2 --max_new_tokens 16 --save_every 1 --max_steps 2"
     command = ["tests/helpers/sharded.py", "ppo", *options.split(), "--output_dir"]
@@ -88,7 +88,7 @@ def test_sharded_resume_is_bit_exact(tmp_path):
 
 
 def sharded(plugin, mixed_precision="no"):
-    """In the place of an Accelerator under FSDP."""
+    """Stand in for an Accelerator under FSDP."""
     state = types.SimpleNamespace(fsdp_plugin=plugin)
     is_fsdp2 = plugin.fsdp_version == 2
     return types.SimpleNamespace(state=state, is_fsdp2=is_fsdp2, mixed_precision=mixed_precision, device="cpu")
@@ -167,6 +167,6 @@ def test_accelerate_reads_the_configs(path):
 
 
 def test_ddp_gradients_are_bucket_views():
-    """Else a second copy of them stays beside the buckets while AdamW steps."""
+    """Otherwise a second copy stays in memory during the AdamW step."""
     handler = make_accelerator(script("grpo").Args()).ddp_handler
     assert handler.gradient_as_bucket_view and not handler.broadcast_buffers

@@ -1,4 +1,4 @@
-"""Pages: tables of results are those of the rows, and what they name is there."""
+"""Pages: tables match the recorded runs; links, options and tests that they name exist."""
 
 import json
 import pathlib

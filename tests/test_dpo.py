@@ -1,4 +1,4 @@
-"""dpo.py: what the vectors and test_whole_updates.py do not ask of its loss, and runs on given pairs."""
+"""dpo.py: edge cases of the loss, and runs on given pairs."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_max_steps_zero_only_evaluates(few_pairs, tmp_path, monkeypatch):
 def test_held_out_pairs_use_the_reference(few_pairs, tmp_path):
     rows = run(tmp_path, *few_pairs, "--max_steps", 3, "--learning_rate", 1e-3, "--nll_coef", 0)
     assert [row["step"] for row in rows if "eval/loss" in row] == [0, 3]
-    # The policy is its own reference before the first step.
+    # Before the first step the policy equals its reference.
     assert rows[0]["eval/loss"] == pytest.approx(math.log(2)) and rows[0]["eval/margin"] == pytest.approx(0, abs=1e-4)
     assert rows[3]["eval/loss"] < math.log(2) and rows[3]["eval/accuracy"] > 0.5
     assert "eval/pass@1" not in rows[0]

@@ -1,4 +1,4 @@
-"""What dr_grpo.py removes from GRPO, and its truncated completions."""
+"""dr_grpo.py: what it removes from GRPO, and truncated completions."""
 
 import torch
 

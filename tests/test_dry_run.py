@@ -1,4 +1,4 @@
-"""tools/dry_run.py: its estimate is near what a step takes, and it prints without weights, network or GPU."""
+"""tools/dry_run.py: its estimate is close to measurements, and needs no weights, network or GPU."""
 
 import functools
 
@@ -115,7 +115,7 @@ def test_options_change_the_estimate():
     assert terms(gradient_checkpointing=True)["activations"] < plain["activations"] / 5
     assert terms(micro_batch_size=8)["activations"] == pytest.approx(plain["activations"] / 2, rel=0.01)
     assert plain["activations"] - terms(fast=True)["activations"] > 4 * 16 * 512 * 151936  # logits; prompts once
-    assert terms(micro_batch_size=256)["gradients"] == 0 < plain["gradients"]  # one forward: none from before
+    assert terms(micro_batch_size=256)["gradients"] == 0 < plain["gradients"]  # one forward: no gradients yet
     assert terms(dtype="bfloat16")["weights"] == plain["weights"] / 2
     sdpa, eager = (Terms(sizes, grpo.Args(attn_implementation=x), Job()) for x in ("sdpa", "eager"))
     more = eager.layer_activations(2, 3, 5) - sdpa.layer_activations(2, 3, 5)
@@ -124,7 +124,7 @@ def test_options_change_the_estimate():
     assert terms(phase="rollout", generate_batch_size=64)["key-value cache"] == rollout["key-value cache"] / 4
     assert terms(Job(8, "DDP"), "rollout")["key-value cache"] == rollout["key-value cache"] / 8
     assert terms(Job(8, "DDP"))["gradient buckets"] == plain["weights"]
-    at_the_end = terms(Job(8, "DDP"), "optimizer")  # gradients lie in the buckets then
+    at_the_end = terms(Job(8, "DDP"), "optimizer")  # then gradients are views of the buckets
     assert at_the_end["gradient buckets"] == plain["weights"] and not at_the_end["gradients"]
     sharded = terms(Job(8, "FSDP2", bf16=True))
     assert sharded["AdamW"] == plain["AdamW"] / 8 and sharded["reference"] == plain["weights"] / 2
@@ -221,7 +221,7 @@ def test_launcher_options_count(environment, job, monkeypatch, capsys):
     assert dry_run.launched_job() == job
     monkeypatch.setenv("RANK", "1")
     dry_run.main(["grpo.py"])
-    assert capsys.readouterr().out == ""  # the first process alone prints
+    assert capsys.readouterr().out == ""  # only the first process prints
 
 
 @pytest.mark.parametrize(

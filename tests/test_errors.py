@@ -1,4 +1,4 @@
-"""Errors in one line, and what Ctrl-C, SIGTERM and a terminal that closes do.
+"""One-line errors; Ctrl-C, SIGTERM and a closing terminal.
 
 The first signal ends a run after its step, with a checkpoint; the second one ends it at once.
 """
@@ -31,7 +31,7 @@ OPTIONS |= {"dpo": PAIRS, "reward_model": PAIRS}
 def restored_signals():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     streams = sys.stdout, sys.stderr
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run that ended in this process keeps its own
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # an earlier run in this process may have changed it
     yield
     sys.stdout, sys.stderr = streams
     for number, action in before.items():
@@ -56,7 +56,7 @@ def bad(completions, **kwargs):
 
 
 def ended(name, arguments, capfd):
-    """The exit code of a script as its `__main__` runs it, and its lines on stderr."""
+    """Run a script as its `__main__` does; return its exit code and its lines on stderr."""
     with pytest.raises(SystemExit) as end, clean_exit():
         script(name).main(list(map(str, arguments)))
     return end.value.code, capfd.readouterr().err.splitlines()
@@ -84,7 +84,7 @@ def test_divergence_has_exit_code_1(tmp_path, capfd):
 
 
 def run(name, folder, *arguments):
-    """The script as its `__main__` runs it; its exit code."""
+    """Run a script as its `__main__` does; return its exit code."""
     try:
         with clean_exit():
             script(name).main([*OPTIONS[name], "--output_dir", str(folder), *arguments])
@@ -96,7 +96,7 @@ def run(name, folder, *arguments):
 
 
 def signal_in(monkeypatch, module, function, number, call=1):
-    """Let this process be sent the signal `number` in the `call`-th call of a function of the module."""
+    """Send this process the signal `number` at the `call`-th call of a function of the module."""
     original, calls = getattr(module, function), []
 
     def interrupted(*arguments, **keywords):
@@ -121,7 +121,7 @@ def test_first_signal_finishes_the_step(name, tmp_path, monkeypatch, capfd):
 
 
 def test_resume_after_a_signal_is_bit_exact(tmp_path, monkeypatch):
-    """Of dpo.py; test_launch.py has such a run of grpo.py that is killed."""
+    """For dpo.py; test_launch.py kills a run of grpo.py."""
     assert run("dpo", tmp_path / "a") == 0
     with monkeypatch.context() as patch:
         signal_in(patch, script("dpo"), "update", signal.SIGINT, 2)
@@ -211,7 +211,7 @@ def start_on_terminal(folder, *arguments):
 def read_until(terminal, text):
     """What a terminal shows, until it has shown `text` (a regular expression) or its program has ended."""
     shown = b""
-    with contextlib.suppress(OSError):  # Linux says so that the last writer has closed a terminal
+    with contextlib.suppress(OSError):  # on Linux: the last writer has closed the terminal
         while not re.search(text, shown):
             shown += os.read(terminal, 4096)
     return shown.decode()

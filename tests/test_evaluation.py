@@ -1,4 +1,4 @@
-"""`evaluate` of the scripts: what is counted and shown, and that a script's own functions sample and score."""
+"""`evaluate` of the scripts: its metrics and samples, and that it calls the script's own functions."""
 
 import math
 
@@ -13,7 +13,7 @@ from testbed import ALL, metric_rows, script
 
 
 class SecondOfTwo:
-    """In the place of an Accelerator; the first process has nothing to add."""
+    """Stand in for an Accelerator; the first process adds nothing."""
 
     process_index, num_processes, device, is_main_process = 1, 2, torch.device("cpu"), True
 
@@ -36,7 +36,7 @@ def evaluated(count, lengths, correct, rewards, **options):
         texts, own, correct, rewards = zip(*rows, strict=True)
         mask = torch.arange(max(own)) < torch.tensor(own)[:, None]
         terms = {"accuracy": torch.tensor(correct).double(), "own": torch.tensor(rewards).double()}
-        rewards = terms["own"].nan_to_num(7.0)  # a row without any reward has the mean of its group
+        rewards = terms["own"].nan_to_num(7.0)  # a row without a reward gets its group's mean
         return Samples({"completion_mask": mask}, prompts, list(map(completion, texts)), rewards, terms)
 
     prompts = [Prompt([i], f"{i}", None) for i in range(count)]
@@ -88,7 +88,7 @@ def test_chunks_give_the_same_scores():
 
 @pytest.mark.parametrize("name", [name for name in ALL if hasattr(script(name), "rollout")])
 def test_own_rollout_and_rewards(name, tmp_path, monkeypatch):
-    """A fork replaces them in the script's module, and its evaluation has to follow."""
+    """A fork replaces them in the script's module, and evaluation must use them."""
     module = script(name)
     score, sampled = module.compute_rewards, []
     monkeypatch.setattr(module, "rollout", lambda *inputs, sample=module.rollout: sampled.append(1) or sample(*inputs))

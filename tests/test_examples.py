@@ -1,4 +1,4 @@
-"""The programs of examples/ as they are typed: their help, their arguments, and what they print."""
+"""The programs of examples/: their help, arguments and output."""
 
 import json
 import runpy

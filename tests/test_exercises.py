@@ -1,4 +1,4 @@
-"""docs/exercises.md: a check passes with the solution, and not with one that is nearly right."""
+"""docs/exercises.md: checks pass with the solution and fail with a nearly right one."""
 
 import json
 
@@ -61,7 +61,7 @@ def folder_of(tmp_path, rows, **options):
 
 
 def passes(number, folder, monkeypatch, said=""):
-    """None, or what the check says of a run, where a question is answered with `said`."""
+    """Return None if the check of a run passes, or its message; its question is answered with `said`."""
     monkeypatch.setattr("builtins.input", lambda question: said)
     try:
         exercises.main([str(number), folder])

@@ -1,4 +1,4 @@
-"""What people feed the scripts: special tokens, blanks of tokenizers, chat templates, numbers and dates."""
+"""Odd user data: special tokens, tokenizers that add blanks, chat templates, numbers and dates."""
 
 import decimal
 import json
@@ -23,7 +23,7 @@ SPECIAL = (
 
 
 def special_tokenizer(template=None):
-    """One token a character, and special tokens of the model's own."""
+    """A character-level tokenizer with special tokens of its own."""
     text = template and (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     tokenizer = make_tokenizer(text)
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
@@ -34,7 +34,7 @@ def special_tokenizer(template=None):
 
 
 def sampled(tokenizer, *texts):
-    """The completions of a rollout with these texts: each has its stop token, and something behind it."""
+    """Return completions of a rollout with these texts, each followed by its stop token and more."""
     rows = [tokenizer(text + tokenizer.eos_token + "9").input_ids for text in texts]
     width = max(map(len, rows))
     lengths = torch.tensor([len(row) - 1 for row in rows])
@@ -64,7 +64,7 @@ BLANK = "\u2581"
 
 
 def prepending(kind):
-    """One token a character or two line breaks; as Llama 2's and Mistral v0.1's it puts a blank before every text."""
+    """A character-level tokenizer that puts a blank before every text, as those of Llama 2 and Mistral v0.1 do."""
     tokens = ["<unk>", "</s>", BLANK, "\n", *"123456789+=", "\n\n", f"\n{BLANK}"]
     merges = [("\n", BLANK)] if kind == "none" else [("\n", "\n")]
     core = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>"))

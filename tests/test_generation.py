@@ -15,7 +15,7 @@ TOKENIZER = SimpleNamespace(pad_token_id=0)
 
 
 def rollout(lm, prompts, n, seed=0, name="grpo", temperature=1.0, top_p=1.0, **options):
-    """The batch of prompts that are lists of token ids."""
+    """Return a batch of prompts given as lists of token ids."""
     args = script(name).Args(**{"max_new_tokens": 20, "generate_batch_size": 0} | options)
     prompts = [SimpleNamespace(ids=list(ids)) for ids in prompts]
     return script(name).rollout(lm, TOKENIZER, prompts, n, temperature, top_p, (seed,), args)

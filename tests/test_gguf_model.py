@@ -1,4 +1,4 @@
-"""The converter of GGUF files, on tiny random files of each shape that are written here."""
+"""examples/gguf_model.py, on tiny random GGUF files of each architecture."""
 
 import gguf_model
 import pytest
@@ -32,7 +32,7 @@ def gguf_name(name):
 
 
 def in_file_order(name, weight, shape):
-    """Return a weight as the file holds it: llama's queries and keys have their halves interleaved."""
+    """Return a weight as stored in the file: llama's queries and keys have their halves interleaved."""
     heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
     if shape != "llama" or not heads:
         return weight

@@ -1,4 +1,4 @@
-"""Tests for a GPU (`pytest -m gpu`): it does what the CPU does, which all other tests check.
+"""GPU tests (`pytest -m gpu`): results match the CPU, which all other tests check.
 
 Each test is skipped without a GPU. This file has not run on a GPU since it was changed for flat scripts.
 """
@@ -54,7 +54,7 @@ def full_precision():
 @pytest.fixture
 def repeatable():
     """Use deterministic kernels."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # warns where there is none; the bits decide
+    torch.use_deterministic_algorithms(True, warn_only=True)  # only warns if there is none
     with sdpa_kernel(SDPBackend.MATH):
         yield
     torch.use_deterministic_algorithms(False)
@@ -103,7 +103,7 @@ def relative(a, b):
 @pytest.mark.parametrize("fast", [[], ["--fast"]], ids=["plain", "fast"])
 @pytest.mark.parametrize("name", EVERY)
 def test_the_default_run_learns(name, fast, tmp_path, capsys):
-    """As test_it_learns asks of the CPU; and the sampler's log-probs are exact."""
+    """As test_it_learns on the CPU; and the sampler's log-probs are exact."""
     if fast and name == "reward_model":
         pytest.skip("nothing is sampled")
     steps = {"grpo": 12, "dpo": -1, "reward_model": 40}.get(name, 7)
@@ -228,7 +228,7 @@ def test_the_first_ratio_is_one(name, monkeypatch):
 
 @pytest.mark.parametrize("tokens", [64, 192, 256])
 def test_gradient_at_large_negative_logits(tokens):
-    """cuDNN's has not (pytorch issue 196678), and some GPUs prefer it: `make_accelerator` switches it off."""
+    """cuDNN's is not (pytorch issue 196678), and some GPUs prefer it; `make_accelerator` disables it."""
     device, generator = make_accelerator(grpo.Args()).device, torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 1, tokens, 64, generator=generator) for _ in range(3))
     query[..., 0], key[..., 0] = 8.0, -120.0  # 120 below 0, after the division by the root of the width
@@ -342,7 +342,7 @@ def test_new_weights_sample_after_a_step(precision, cuda, recorded, monkeypatch,
 
 @pytest.fixture
 def from_scratch(monkeypatch):
-    """Reset what the process knows about graphs, and restore it at the end."""
+    """Reset the process's state about graphs, and restore it at the end."""
     monkeypatch.setattr(GraphDecodeStep, "failure", None)
 
 
@@ -370,7 +370,7 @@ def test_synchronizing_model_has_no_graphs(cuda, loaded, recorded, from_scratch,
         patch.setattr(lm.base_model, "forward", functools.partial(waits, forward=forward))
         found = find_shortcuts(lm, True)
         assert not found.graphs and found.plain_cache and "synchronizing" in caplog.text
-        assert recorded["begun"] == begun  # no recording began, which would have failed
+        assert recorded["begun"] == begun  # no recording was started; it would have failed
         assert torch.cuda.get_sync_debug_mode() == 0
     assert find_shortcuts(lm, True).graphs
 

@@ -1,4 +1,4 @@
-"""The static cache of fast/graphs.py, run without graphs on a CPU, against the growing cache."""
+"""fast/graphs.py: its static cache, run on a CPU without graphs, against the growing cache."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def narrow(monkeypatch):
 @torch.no_grad()
 def test_static_cache_matches_the_growing_one(kind, name, narrow):
     policy, prompts = random_policy(name), PROMPTS[kind]
-    policy.stop_tokens = list(range(2, 40, 5))  # one token of five, so that rows end early and are dropped
+    policy.stop_tokens = list(range(2, 40, 5))  # one token in five, so that rows end early and are dropped
     greedy = [sample(policy, prompts, graphs, temperature=0)[0] for graphs in (False, True)]
     assert torch.equal(*greedy)
     found = (sample(policy, prompts, True, seed=seed) for seed in range(9))
@@ -91,7 +91,7 @@ def test_new_cache_shape_is_recorded_again():
 
 
 class Looks(TorchDispatchMode):
-    """Raise where a program reads a number from a tensor: on a GPU that synchronizes, and cannot be recorded."""
+    """Raise if code reads a number from a tensor: on a GPU that synchronizes, and cannot be recorded."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         asks = torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select
@@ -154,7 +154,7 @@ def test_columns_grow_by_half(width, max_new_tokens, expected):
 @pytest.mark.parametrize("name, scale", [("qwen2", 4.0), ("gpt2", 4.0), ("qwen2", 1.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_start_check_refuses_a_wrong_cache(dtype, name, scale, monkeypatch):
-    """A nearly uniform model has log-probs that hardly depend on what it attends to: in bfloat16 by rounding alone."""
+    """The log-probs of a nearly uniform model hardly depend on its input: in bfloat16 only by rounding."""
     lm = random_lm(name, scale=scale).to(dtype)
     assert graphs_are_exact(lm)
     with monkeypatch.context() as patch:  # transformers drops a mask that is all true

@@ -1,4 +1,4 @@
-"""grpo.py and what its siblings share with it: defaults, the table of the clip, and what the mask hides.
+"""grpo.py and what other scripts share with it: defaults, the clip table, and masking.
 
 Vectors and whole updates compare advantages, losses and weights with other implementations.
 """
@@ -53,12 +53,12 @@ def test_groups_are_adjacent_rows():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
 def test_without_std_rewards_are_centred(dtype):
-    # Of whole numbers they were cut to 0, 0, 0 and 1.
+    # With integer rewards they were truncated to 0, 0, 0 and 1.
     assert advantages([1, 0, 0, 2], dtype, normalize_std=False) == [0.25, -0.75, -0.75, 1.25]
 
 
 def test_rewards_that_differ_by_rounding_agree():
-    # Weighted terms: 0.1 + 0.2 beside 0.3. With std_eps 0 the advantages were -1.2.
+    # Weighted terms: 0.1 + 0.2 and 0.3. With std_eps 0 the advantages were -1.2.
     rewards = [0.3, 0.1 + 0.2, 0.3, 0.3, 0.3, 0.3001, 0.3, 0.3]
     found, metrics = advantages(rewards, std_eps=0.0), Means()
     assert found[:4] == [0.0] * 4 and all(found[4:])

@@ -1,4 +1,4 @@
-"""GSM8K for real, through a local model folder: a small random Qwen2 with a byte-level BPE trained on the text."""
+"""GSM8K with a local model: a small random Qwen2 and a byte-level BPE trained on the text."""
 
 import json
 

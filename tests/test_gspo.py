@@ -41,7 +41,7 @@ def test_the_clamp_is_on_the_mean(level):
     losses, stats = gspo.policy_loss(new, old, -torch.ones(3, 1), mask, args_of(ratio_level=level))
     losses.sum().backward()
     assert stats["ratio_max"][:, 0].tolist() == pytest.approx([math.exp(-15), math.exp(20), math.exp(-20)], rel=1e-5)
-    assert stats["log_s"][:, 0].tolist() == [15, 300, 300]  # both directions are one
+    assert stats["log_s"][:, 0].tolist() == [15, 300, 300]  # the ratio is 1 in both directions
     assert torch.isfinite(losses).all() and torch.isfinite(new.grad).all()
     assert (new.grad[1:] == 0).all()  # beyond the clamp there is no gradient
 

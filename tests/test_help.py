@@ -1,4 +1,4 @@
-"""docs/watch.md and docs/fork.md: their commands and their code do what the pages say."""
+"""docs/watch.md and docs/fork.md: their commands and code do what the pages say."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Imports run one way: from scripts to common/, with fast/ behind one door, and never in a circle."""
+"""Imports run one way, from scripts to common/, and never in a circle; only `main` imports fast/."""
 
 import ast
 import graphlib
@@ -17,7 +17,7 @@ STEP = {  # {module of a step: what it imports of ours}
     "common.answers": set(),
     "common.rewards": {"common.answers", "common.run"},
 }
-NEIGHBOURS = {"tools", "lab", "examples", "tests", "vectors"}  # beside the path of a step
+NEIGHBOURS = {"tools", "lab", "examples", "tests", "vectors"}  # not part of a step
 ALGORITHMS = {"grpo", "gspo", "dapo", "dcpo", "ppo", "dpo"} | {*ALL} - {"reward_model"}
 
 
@@ -96,6 +96,6 @@ def words_of_code(path):
 
 @pytest.mark.parametrize("module", IN_ROOM["common"])
 def test_common_names_no_algorithm(module):
-    """A script passes whatever it alone needs, so that another algorithm needs no change there."""
+    """Scripts pass what only they need, so that a new algorithm needs no change there."""
     found = [(line, word) for line, word in words_of_code(FILES[module]) if word in ALGORITHMS]
     assert not found

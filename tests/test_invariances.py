@@ -1,4 +1,4 @@
-"""The loss of a token depends on nothing but its own row and its optimizer step, also where ratios differ from 1.
+"""The loss of a token depends only on its row and its optimizer step, also where ratios differ from 1.
 
 A fork breaks this first, with a number that it takes over the rows of a forward, over the width of a tensor, or on one
 process alone. In the first update of a rollout every ratio is exactly 1 and nothing is clipped, which hides much of
@@ -42,7 +42,7 @@ TOKENS, COMPLETIONS = ("token", "rows"), ("pair", "pairs")
 
 
 class MovingRecorder(GradientRecorder):
-    """Keeps the gradients of each update, and after the first one moves all weights by the same noise."""
+    """Record the gradients of each update, and after the first one move all weights by the same noise."""
 
     def step(self):
         super().step()
@@ -201,7 +201,7 @@ def test_gradient_is_invariant_to_fast(name, speed_up):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_gradient_is_invariant_to_processes(name):
-    """One of the two has the longer completions."""
+    """One of the two processes has the longer completions."""
 
     def one_process(accelerator):
         *rest, batch = prepared(name, micro_batch_size=5)

@@ -1,4 +1,4 @@
-"""lab/: registrations are never edited, only registered runs decide, and docs/results.md has their verdicts."""
+"""lab/: registrations are unchanged, only registered runs count, and docs/results.md has the verdicts."""
 
 import hashlib
 import json

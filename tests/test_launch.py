@@ -1,4 +1,4 @@
-"""Real processes: two against one, `kill -9` and resume, and how a run ends when something fails."""
+"""Runs in real processes: two against one, `kill -9` and resume, and failures."""
 
 import json
 import time
@@ -34,7 +34,7 @@ def test_two_processes_take_the_same_step(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if hasattr(script(name), "History")])
 def test_two_processes_share_the_history(name, tmp_path, monkeypatch):
-    # A history of prompts that fall now to one process, now to the other.
+    # Prompts with a history move between the processes.
     lines = (EMBEDDED["embedded"] / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(lines[20:26]), encoding="utf-8")
     (tmp_path / "test.jsonl").write_text("".join(lines[26:29]), encoding="utf-8")
@@ -55,7 +55,7 @@ def test_two_processes_share_the_history(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if hasattr(script(name), "dynamic_sampling")])
 def test_processes_fill_equal_shares(name, tmp_path):
-    # A process that has its groups early waits at no collective that the other one does not reach.
+    # A process that fills its share early must not wait at a collective that the other never reaches.
     (tmp_path / "mine.py").write_text(
         "import os, torch\n"
         "def mine(prompts, completions, **kwargs):\n"
@@ -95,7 +95,7 @@ def kill_after_checkpoint(running, folder, step):
 def test_resume_after_a_kill_is_bit_exact(processes, tmp_path):
     command = ["grpo.py", *QUICK, "--max_steps", "5", "--gradient_checkpointing", "--output_dir"]
     result = run_processes(*command, tmp_path / "a", processes=processes)
-    assert (result.returncode, result.stderr) == (0, "")  # no library warns of what is meant
+    assert (result.returncode, result.stderr) == (0, "")  # no library prints a warning
     port = free_port()
     running = [start([*command, tmp_path / "b"], rank, processes, port) for rank in range(processes)]
     kill_after_checkpoint(running, tmp_path / "b", 2)
@@ -136,7 +136,7 @@ def test_processes_share_prompts(name, tmp_path):
     assert [len(prompts) for prompts, *_ in evaluations] == [8, 8]  # three prompts on two processes: one filler
     assert len({*evaluations[0][0], *evaluations[1][0]}) == 3
     assert [len(set(prompts)) for prompts, *_ in steps] == [2, 2] and not set(steps[0][0]) & set(steps[1][0])
-    assert len({call[2] for rank in seen for call in rank}) == 4  # both evaluations sample with the same
+    assert len({call[2] for rank in seen for call in rank}) == 4  # both evaluations use the same seed
     row = metric_rows(tmp_path / "run")[0]
     counted = [len(c) for c in evaluations[0][1]] + [len(c) for c in evaluations[1][1][:4]]  # the filler is not counted
     assert row["eval/reward"] == pytest.approx(sum(counted) / 12)
@@ -168,7 +168,7 @@ with clean_exit():
 
 
 def test_one_failing_process_ends_all(tmp_path):
-    """A rank that hangs while the others wait, and "error_file: <N/A>" instead of the reason. By the real launcher."""
+    """With the real launcher: no rank hangs, and the reason is not hidden behind "error_file: <N/A>"."""
     file = tmp_path / "waits.py"
     file.write_text(WAITS_OR_FAILS, encoding="utf-8")
     flags = "--num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"

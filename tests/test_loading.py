@@ -1,4 +1,4 @@
-"""Models of common/load.py: what is loaded is what the checkpoint holds, where a completion ends, and what is saved."""
+"""Models of common/load.py: loading, end tokens and saving."""
 
 import json
 
@@ -79,7 +79,7 @@ def test_tokenizer_without_eos(tmp_path):
 
 
 def test_soft_cap_needs_eager_attention(tmp_path, monkeypatch):
-    """Under transformers 5.17 Gemma 2 says that it has sdpa, which leaves the cap out: other log-probs, and no word."""
+    """In transformers 5.17 Gemma 2 accepts sdpa, which silently drops the soft cap and changes the log-probs."""
     folder = small_model(tmp_path, AutoModelForCausalLM, "gemma2", head_dim=8, num_key_value_heads=1)
     monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
     assert policy_of(folder).config._attn_implementation == "eager"
@@ -103,14 +103,14 @@ def test_damaged_files_print_one_line(tmp_path):
 
 
 def test_folders_that_hold_no_model(tmp_path):
-    """The first wanted "sentencepiece or tiktoken", the second an alphanumeric repo id."""
+    """transformers asked for "sentencepiece or tiktoken", or for an alphanumeric repo id."""
     (tmp_path / "args.json").write_text("{}", encoding="utf-8")
     assert f"the folder of a run; its model is {tmp_path}/model" in refused(policy_of, tmp_path)
     assert "there is no such folder" in refused(policy_of, tmp_path / "absent")
 
 
 def test_architecture_without_language_model(tmp_path):
-    """All 200 names of those that have one were printed."""
+    """The error used to list all 200 architectures that have one."""
     line = refused(policy_of, small_model(tmp_path, AutoModel, "vit", image_size=16, patch_size=8))
     assert "ViTConfig" in line and len(line) < 300
 
@@ -200,7 +200,7 @@ def test_training_is_float32_without_dropout(name, dropout, tmp_path):
     lm.to(torch.bfloat16).save_pretrained(tmp_path)
     embedded()[2].save_pretrained(tmp_path)
     loaded, batch = policy_of(tmp_path), random_batch()
-    assert loaded.training and loaded.dtype == torch.float32  # whatever the file says
+    assert loaded.training and loaded.dtype == torch.float32  # whatever the config says
     first, again = (grpo.completion_logprobs(loaded, batch, grpo.Args())[0] for _ in range(2))
     assert torch.equal(first, again)
 

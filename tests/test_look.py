@@ -1,4 +1,4 @@
-"""The page of tools/look.py: it has what the files of a run have, whatever stands in them."""
+"""tools/look.py: its page shows all answers of a run, whatever characters they contain."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def evaluation_row(step, completion, reward, prompt="1+1?"):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of four steps with every trap."""
+    """A run of four steps with every odd text."""
     folder = tmp_path / "run"
     folder.mkdir()
     args = {"dataset": "embedded", "model_name_or_path": "</title><b>", "max_steps": 4}
@@ -42,7 +42,7 @@ def run(tmp_path):
 
 
 def data_of(page):
-    """What page.js would read."""
+    """Return the data that page.js reads."""
     return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
 
 

@@ -1,4 +1,4 @@
-"""LoRA: adapters are all that is trained, saved and kept, and the reference is the policy without."""
+"""LoRA: only adapters are trained and saved, and the reference is the policy without them."""
 
 import json
 import re
@@ -188,7 +188,7 @@ def test_a_resume_keeps_the_targets(tmp_path):
 
 @pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["q_proj", "lm_head"]])
 def test_embedding_and_head_are_refused(targets):
-    """Merged, a tied weight was another model: logits off by 2.0 and 13.6."""
+    """Merging into a tied weight changed the model: logits were off by 2.0 and 13.6."""
     with pytest.raises(Exit, match="the embedding and the head cannot have adapters"):
         load(lora_targets=targets)
 

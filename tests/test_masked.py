@@ -1,4 +1,4 @@
-"""common/masked.py: what stands beside the mask, clamps, pass@k, and log-probs of logits.
+"""common/masked.py: masked values, clamps, pass@k, and log-probs from logits.
 
 The vectors have the estimators of the KL and the masks of completions.
 """

@@ -1,4 +1,4 @@
-"""examples/math_verify_reward.py: a process of its own compares, and nothing hangs. Each test names what it pins."""
+"""examples/math_verify_reward.py: comparisons run in a subprocess, and nothing hangs."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from testbed import ROOT
 
 
 def test_missing_package_says_what_to_install(monkeypatch):
-    """A missing extra must not score 0 in silence."""
+    """A missing package must not silently score 0."""
     monkeypatch.setattr(tool.importlib.util, "find_spec", lambda name: None)
     tool.comparing_process.cache_clear()
     with pytest.raises(Exit, match="pip install"):
@@ -72,7 +72,7 @@ def program(tmp_path, body, **options):
 @pytest.mark.needs("math_verify")
 @pytest.mark.parametrize("when", ["between", "during"])
 def test_killed_comparison_is_repeated(when):
-    """Its Pool hung at the next call, or scored 0."""
+    """A Pool hung at the next call, or scored 0."""
     assert tool.math_verify_reward(r"\boxed{2^{3}}", "8") == 1.0
     process = tool.comparing_process(os.getpid())
     if when == "between":

@@ -14,7 +14,7 @@ from small_run import samples_of
 
 
 class SecondOfTwo:
-    """In the place of an Accelerator; the first process has added other numbers."""
+    """Stand in for an Accelerator; the first process has added other numbers."""
 
     device = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def test_means_over_several_calls():
 
 
 def test_means_over_processes():
-    """Not the mean of their means; what counts nothing on this process may count on another."""
+    """Not the mean of their means; a metric without values here may have some on another process."""
     metrics = Means()
     metrics.add("mean", torch.tensor([1.0, 2.0, 3.0]))
     metrics.add("here_none", torch.tensor([7.0]), torch.tensor([False]))

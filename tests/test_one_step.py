@@ -1,4 +1,4 @@
-"""examples/one_step.py: the step that it takes by hand is that of grpo.py."""
+"""examples/one_step.py: its step by hand equals a step of grpo.py."""
 
 import json
 import re

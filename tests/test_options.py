@@ -1,4 +1,4 @@
-"""Each option of grpo.py has an effect in its siblings too, or is refused."""
+"""Each option of grpo.py has an effect in the other scripts too, or is refused."""
 
 import functools
 import inspect

@@ -2,7 +2,7 @@
 
 A page's commands run in their order in one copy of the project, made small by options behind them. A command that
 needs a network, a GPU or another machine is listed in NOT_RUN with its reason; test_docs.py looks at its options. A
-renamed option, file or flag is red here.
+renamed option, file or flag fails here.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""What holds for both scripts on preference pairs: the same tests over dpo.py and reward_model.py."""
+"""Tests that run over both scripts on preference pairs, dpo.py and reward_model.py."""
 
 import re
 from unittest import mock

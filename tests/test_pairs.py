@@ -80,7 +80,7 @@ def test_unknown_character_is_not_an_end(tmp_path):
 
 
 def test_dropped_pairs_are_reported(tmp_path, capsys):
-    """A pair that is too long is never cut: it would lose its BOS or its system turn, or end in mid-sentence."""
+    """Long pairs are dropped, not truncated: they would lose their BOS or system turn, or end in mid-sentence."""
     rows = [
         ("abcdef", "12345", "12"),
         ("b", "same", "same"),
@@ -100,7 +100,7 @@ def test_dropped_pairs_are_reported(tmp_path, capsys):
 
 
 def test_held_out_pairs_share_no_prompt(tmp_path):
-    # A prompt with several pairs stands on one side only.
+    # All pairs of a prompt are on one side of the split.
     path = write(tmp_path / "rows.jsonl", numbered_pairs(300, prompts=100))
     train, evaluation = load(path, read=load_pairs)
     sides = [{tuple(pair.prompt) for pair in side} for side in (train, evaluation)]
@@ -165,7 +165,7 @@ def pairs_of_lengths(*lengths):
 
 
 def test_batches_keep_the_pair_order():
-    args = SimpleNamespace(micro_batch_size=5)  # two pairs a forward
+    args = SimpleNamespace(micro_batch_size=5)  # two pairs per forward
     one, two = pair_batches(pairs_of_lengths(3, 1, 2), args, "cpu")
     assert one["prompt_mask"].sum(dim=1).tolist() == [3, 1, 3, 1] and len(two["prompts"]) == 2
     assert one["ref_logprobs"].tolist() == [-3, -1, -1, -1]

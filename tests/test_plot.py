@@ -1,4 +1,4 @@
-"""tools/plot.py: which panels runs get, how they are named, and what cannot be plotted."""
+"""tools/plot.py: panels, names of runs, and errors."""
 
 import fnmatch
 import json
@@ -39,7 +39,7 @@ def output_of(capsys, *words):
 @drawing
 @pytest.mark.parametrize("reward, right", [("accuracy", 0), ("mine.py:mine", 1), ("mine.py:mine", 0)])
 def test_accuracy_without_answers_is_not_plotted(reward, right, run, capsys):
-    """A run that learns from 0.05 to 0.67 was drawn as a flat 0: pass@1 by a rule that finds none of its answers."""
+    """A run that learned from 0.05 to 0.67 was drawn as a flat 0: pass@1 by a rule that finds none of its answers."""
     evaluation = {"step": 0, "eval/pass@1": 0.0, "eval/reward": 0.05}
     later = GROUPS | {"step": 2, "eval/pass@1": right, "eval/reward": 0.67, "reward/mean": 0.67}
     folder = run(
@@ -117,7 +117,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one(run):
     ],
 )
 def test_runs_are_named_by_differing_paths(paths, names, tmp_path):
-    """Three different forks, each in its r1, were drawn as one mean."""
+    """Three forks, each with its run r1, were averaged as if they were seeds."""
     files = [tmp_path / path for path in paths]
     assert plot.run_names([file if file.suffix else file / "metrics.jsonl" for file in files]) == names
 

@@ -1,4 +1,4 @@
-"""ppo.py: the critic and its loss, rows without a reward, and reward models.
+"""ppo.py: the critic and its loss, unscored rows, and reward models.
 
 Vectors and test_whole_updates.py ask for the rewards of tokens, GAE and the whitening.
 """
@@ -81,7 +81,7 @@ def split(model, steps):
 
 
 def test_policy_and_critic_have_own_norms():
-    """Here with one backbone; test_whole_updates.py has two."""
+    """With a shared backbone; test_whole_updates.py has separate ones."""
     module, args, lm, batch = filled(max_grad_norm=0.01, critic="shared")
     steps, metrics = gradients(module, args, lm, batch)
     both = split(trainable(module, args, lm)[0], steps)
@@ -114,7 +114,7 @@ def test_critic_computes_in_float32():
 
 
 def test_unscored_rows_have_no_gradient(tmp_path, monkeypatch):
-    """No function of the user's scores every second completion: the critic would learn 0 for it."""
+    """Half of the completions have no reward; the critic must not learn 0 for them."""
     (tmp_path / "mine.py").write_text(
         "def mine(completions, **_):\n    return [None if i % 2 else len(c) / 9 for i, c in enumerate(completions)]\n",
         encoding="utf-8",
@@ -141,7 +141,7 @@ def test_unscored_rows_have_no_gradient(tmp_path, monkeypatch):
 
 
 def test_run_with_a_reward_model(tmp_path):
-    """Which is the critic's beginning too: with one update a rollout, the values are still its own."""
+    """The critic starts as the reward model: with one update per rollout the values are still its scores."""
     save_reward_model(tmp_path / "rm", embedded("ppo")[2])
     options = "--max_steps 1 --prompts_per_step 4 --num_minibatches 1 --eval_prompts 4 --eval_samples 4 --eval_every 0"
     options += f" --reward rm:{tmp_path}/rm --critic_path {tmp_path}/rm --output_dir"

@@ -1,4 +1,4 @@
-"""Whole steps of every script on a pretend GPU (helpers/pretend_gpu.py): no mix of devices, few waits."""
+"""Whole steps of every script on a pretend GPU (helpers/pretend_gpu.py): no mixed devices, few waits."""
 
 import json
 

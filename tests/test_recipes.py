@@ -1,4 +1,4 @@
-"""examples/recipes.py puts functions into a script by name, and each recipe does what it says."""
+"""examples/recipes.py replaces functions of a script by name, and each recipe computes what it says."""
 
 import dataclasses
 import itertools
@@ -193,7 +193,7 @@ def test_definitions_are_replaced_by_name():
     ],
 )
 def test_unknown_name_is_an_error(patch, message):
-    """It was renamed there, and the file would do nothing, or end a run with a NameError."""
+    """If it was renamed, the recipe would have no effect, or end in a NameError."""
     with pytest.raises(ValueError, match=message):
         recipes.put(f'"""New."""\n\n{patch}', SCRIPT)
 
@@ -475,7 +475,7 @@ def test_calculator_answers_the_last_call(modules):
     calculate = modules["calculator"].calculate
     answers = {"[47+85]": "=132\n", "a[3-9]": "=-6\n", "[1+2] ": "=?\n", "[1+2+3]": "=?\n", "]": "=?\n", "1+2]": "=?\n"}
     assert {text: calculate(text) for text in answers} == answers
-    assert calculate(f"[{'9' * 5000}+1]") == "=?\n"  # no number is too long for `int`
+    assert calculate(f"[{'9' * 5000}+1]") == "=?\n"  # numbers are not too long for `int`
 
 
 def test_ratios_hold_across_the_seam(sampled):
@@ -943,7 +943,7 @@ def test_the_relative_variance_of_known_gradients():
     gradients = torch.tensor([3.0, 0, 4]) + noise * torch.tensor([1.0, 2, 2])
     variance = load(ROOT / "examples" / "gradient_variance.py").relative_variance
     assert variance(gradients) == pytest.approx(9 / 25, rel=0.03)
-    few = torch.tensor([variance(part) for part in gradients[:6000].split(5)])  # of five, too, the estimate is right
+    few = torch.tensor([variance(part) for part in gradients[:6000].split(5)])  # the estimate is right for five as well
     assert float(few.median()) == pytest.approx(9 / 25, rel=0.15)
 
 
@@ -955,5 +955,5 @@ def test_only_reinforce_depends_on_an_offset(modules):
     assert shifted["reinforce"] > 3 * plain["reinforce"] > 0
     for name in ("mean_baseline", "rloo", "grpo"):
         assert shifted[name] == pytest.approx(plain[name], rel=1e-3)
-    # That the mean contains the own reward is but a factor.
+    # Including the row's own reward in the mean changes only a factor.
     assert plain["dr_grpo"] == pytest.approx(plain["rloo"], rel=1e-3)

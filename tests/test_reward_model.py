@@ -1,4 +1,4 @@
-"""reward_model.py: scores at the end of the turn, which any code gets from the folder."""
+"""reward_model.py: scores at the end of the turn, the same when transformers loads the folder."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_score_ignores_padding_and_neighbours():
 
 
 def stock_scores(folder, texts, padding_side):
-    """The scores of any code that knows Transformers only."""
+    """Return scores computed with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side=padding_side)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     assert model.config.num_labels == 1

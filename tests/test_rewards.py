@@ -51,7 +51,7 @@ def test_thought_that_the_prompt_opened():
 
 
 def test_accuracy_without_a_gold_answer():
-    """A row without gold is no wrong answer."""
+    """A row without a gold answer is not a wrong answer."""
     terms = score(chosen("accuracy", "format"), [row(gold=None), row()], sampled("#### 3", "#### 3"))
     assert terms["accuracy"].isnan().tolist() == [True, False]
     assert terms["format"].tolist() == [1.0, 1.0]
@@ -96,9 +96,9 @@ def test_none_counts_as_unscored(user_file):
 
 
 def test_unscored_rows_get_the_group_mean():
-    """So that it teaches nothing; in a group without rewards all rows get 0."""
+    """Its advantage is then 0; in a group without rewards all rows get 0."""
     nan = float("nan")
-    functions = [Reward("some", 2.0, len), Reward("count", 0.0, len)]  # what only watches gives no reward
+    functions = [Reward("some", 2.0, len), Reward("count", 0.0, len)]  # weight 0: logged, but no reward
     terms = {"some": torch.tensor([1.0, nan, 2.0, nan, nan, nan, 4.0, 4.0, 4.0]), "count": torch.ones(9)}
     expected = [2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 8.0, 8.0, 8.0]
     assert total_reward(functions, terms, 3).tolist() == expected

@@ -18,7 +18,7 @@ from testbed import metric_rows
 
 
 def refusal(folder, *options):
-    """The line with which a start in `folder` ends; nothing there changes."""
+    """Return the error of starting a run in `folder`; nothing there changes."""
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
     with pytest.raises(Exit) as error:
         train(folder, *options)
@@ -183,7 +183,7 @@ def test_trackers_know_the_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name, says", [("tensorbord", "no tracker"), ("comet_ml", "pip install comet_ml")])
 def test_missing_tracker(name, says, tmp_path):
-    """Accelerate passes over it silently."""
+    """Accelerate silently ignores it."""
     assert refusal(tmp_path, "--report_to", name) == f"--report_to {name}: {says}"
 
 

@@ -1,4 +1,4 @@
-"""lab/same_text.py: the scripts share what they may, and what differs is named or copied."""
+"""lab/same_text.py: scripts share their functions; differences are listed or fixed."""
 
 import pytest
 

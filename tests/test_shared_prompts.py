@@ -1,6 +1,6 @@
 """fast/shared_prompts.py: prompts computed once give the plain log-probs and gradients.
 
-test_architectures.py asks the same of two dozen architectures.
+test_architectures.py does the same with two dozen architectures.
 """
 
 import pytest
@@ -40,7 +40,7 @@ def shares_prompts(lm):
 
 
 def test_start_check_has_a_padded_prompt(monkeypatch):
-    """Without padding, positions that count it would be right."""
+    """Without padding, positions that count padding would be right too."""
     lm = random_lm("gpt2")
     assert shares_prompts(lm)
     count_all = lambda mask: torch.ones_like(mask).long().cumsum(dim=1) - 1  # noqa: E731
@@ -88,7 +88,7 @@ def test_buckets_cover_rows_with_little_padding(padding):
     ],
 )
 def test_padding_may_save_a_forward(device, weights, tokens):
-    """With a forward for every length, an update of a model of 134M weights took a third longer."""
+    """With one forward per length, an update of a 134M model took a third longer."""
 
     class Model:
         def __init__(self):

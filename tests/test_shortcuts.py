@@ -1,4 +1,4 @@
-"""fast/shortcuts.py: --fast against the plain way, the checks at the start, what processes agree on."""
+"""fast/shortcuts.py: --fast against the plain computation, the start checks, and several processes."""
 
 import contextlib
 import copy
@@ -80,7 +80,7 @@ def test_sampler_mismatch_warns_once(monkeypatch, capsys):
 
 
 def test_certain_tokens_do_not_warn(capsys):
-    """Their log-prob is 0, as that of padding is."""
+    """Their log-prob is 0, like that of padding."""
     module, args, tokenizer, lm = embedded(fast=True, max_new_tokens=40)
     with torch.no_grad():
         lm.get_output_embeddings().weight.mul_(2)

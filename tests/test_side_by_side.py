@@ -1,4 +1,4 @@
-"""The page of tools/side_by_side.py: its lines are those of the scripts, and its tabs compute what vectors/ says."""
+"""tools/side_by_side.py: its page has the scripts' lines, and its tabs compute the numbers of vectors/."""
 
 import importlib
 import itertools
@@ -84,7 +84,7 @@ def test_changes_turn_one_into_the_other(data):
 
 
 def test_own_script_is_shown_offline():
-    """An equation that no table knows is shown as text; no text ends the data."""
+    """An unknown equation is shown as text; no text closes the script tag."""
     own = side_by_side.collect(SOURCES | {"mine.py": MINE})["scripts"]["mine"]
     assert own["equations"]["policy_loss"] == [["J = E[ &lt; x ]", "Eq. 1"]]
     assert own["places"]["Args"]["numbers"] == [13, 14, 15] and own["ranges"] == {}
@@ -96,7 +96,7 @@ def test_own_script_is_shown_offline():
 
 
 def test_docstring_equations_stand_at_functions(data):
-    """A row of the table that no script has is of an earlier docstring."""
+    """A row of the table without an equation in a script is outdated."""
     known = tomllib.loads((side_by_side.PARTS / "equations.toml").read_text(encoding="utf-8"))
     shown = [row for own in data["scripts"].values() for rows in own["equations"].values() for row in rows]
     assert {text for text, *_ in shown} == set(known["mathml"].values())
@@ -121,7 +121,7 @@ def test_command_writes_or_opens_the_page(tmp_path, monkeypatch, capsys):
 
 
 def test_the_comparison_as_text(monkeypatch, capsys):
-    """It needs nothing but requirements.txt. test_docs.py has the one of grpo and dr_grpo, line by line."""
+    """Needs only requirements.txt."""
     monkeypatch.setitem(sys.modules, "pygments", None)
     side_by_side.main(["grpo", "dr_grpo", "--text"])
     lines = capsys.readouterr().out.splitlines()

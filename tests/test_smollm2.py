@@ -1,4 +1,4 @@
-"""A pretrained model out of a Python package: its conversion, problems and reward, and one step."""
+"""SmolLM2 from a Python package: conversion, problems, reward, and one step."""
 
 import importlib.util
 import json
@@ -82,7 +82,7 @@ def test_one_step_of_the_real_model(tmp_path, monkeypatch, capsys):
     model, run = tmp_path / "model", tmp_path / "run"
     smollm2.write_model(source, model)
     smollm2.write_problems(tmp_path, "sums", ["sum"])
-    tosses = tmp_path / "tosses.py"  # no sum is right after four tokens, so that nothing would be learned
+    tosses = tmp_path / "tosses.py"  # no sum is right within four tokens, so nothing would be learned
     code = "def toss(completions, **columns):\n    return [i % 2 for i in range(len(completions))]\n"
     tosses.write_text(code, encoding="utf-8")
     monkeypatch.chdir(ROOT)

@@ -1,4 +1,4 @@
-"""tools/step_path.py: which functions a step of a script runs, room by room."""
+"""tools/step_path.py: the functions that a step runs, by folder."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ def functions_of(lines):
 
 
 def test_step_runs_script_and_three_files():
-    # A process of its own: fast/ registers its attention for the whole process, where another test used it.
+    # In a subprocess: other tests make fast/ register its attention for the whole process.
     command = [sys.executable, step_path.__file__, "grpo.py"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     files = functions_of(lines)

@@ -1,4 +1,4 @@
-"""What holds for every script that samples: the same tests over all of them."""
+"""Tests that run over every script that samples."""
 
 import collections
 import json
@@ -29,7 +29,7 @@ from testbed import (
     section_of_metrics,
 )
 
-# Over which scripts a test goes; the others go over SCRIPTS.
+# The scripts that a test runs over; the others run over SCRIPTS.
 NAMES = {
     "test_group_of_one_is_refused": FAMILY,
     # dapo's rounds: test_dapo.py
@@ -56,7 +56,7 @@ updates = []
 
 
 def none_in_step_2(completions, **columns):
-    """No reward in step 2, and elsewhere none for one completion in four."""
+    """Return no rewards in step 2, and in other steps none for one completion in four."""
     if len(updates) == 1:
         return [None] * len(completions)
     return [None if i % 4 == 1 else float(len(text) % 2) for i, text in enumerate(completions)]
@@ -85,11 +85,11 @@ def test_unscored_batch_changes_nothing(name, tmp_path, monkeypatch):
     assert unscored == [0.25, 1, 0.25]
     assert [row["optim/lr"] for row in rows[1:]] == pytest.approx([1e-4, 1e-4 * 2 / 3, 1e-4 / 3])
     assert [row["optim/grad_norm"] > 0 for row in rows[1:]] == [True, False, True]
-    assert "reward/mean" not in rows[2]  # of no row
+    assert "reward/mean" not in rows[2]  # no row has a reward
 
 
 def test_rewards_run_without_autocast(name, tmp_path, monkeypatch):
-    """Around all of dapo.py's rounds it was: a user's judge scored in bfloat16 in training, in float32 elsewhere."""
+    """A reward model ran in bfloat16 in dapo.py's training and in float32 elsewhere."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     judge = "import torch\ndef judge(prompts, **_):\n    assert not torch.is_autocast_enabled('cpu')\n"
     judge += "    return [float(i % 2) for i in range(len(prompts))]\n"
@@ -184,7 +184,7 @@ def weights(folder, name="model"):
 
 def test_seeds_of_steps_and_processes(name, tmp_path, monkeypatch):
     module, seeds = script(name), []
-    monkeypatch.setattr(Accelerator, "process_index", 1)  # it says that it is the second process, and is alone
+    monkeypatch.setattr(Accelerator, "process_index", 1)  # claims to be the second process, but is alone
     original = module.rollout
 
     def spy(lm, tokenizer, prompts, n, temperature, top_p, seed, args):
@@ -308,7 +308,7 @@ def test_imports_have_no_side_effect(name):
 
 
 def test_glossary_names_the_metrics(name, tmp_path):
-    """docs/watch.md: every metric of a run stands there, and every metric that stands there is in some run."""
+    """docs/watch.md lists every metric of a run, and only metrics that some run logs."""
     more = "--kl_coef 0.04 --kl_in loss" if name == "ppo" else ""
     long = ["--prompts_per_step", 8, "--max_new_tokens", 48]  # some answers are right
     run(name, tmp_path / "a", "--max_steps", 2, "--kl_coef", 0.04, *long)

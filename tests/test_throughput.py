@@ -1,4 +1,4 @@
-"""lab/throughput.py: its contestants compute the same work, and another gradient ends it."""
+"""lab/throughput.py: contestants do the same work, and a different gradient is an error."""
 
 import concurrent.futures
 import json
@@ -11,7 +11,7 @@ import throughput
 
 
 class Here:
-    """In the place of a ProcessPoolExecutor: the contestant runs in this process."""
+    """Stand in for a ProcessPoolExecutor; runs the contestant in this process."""
 
     def __init__(self, *given, **options):
         pass

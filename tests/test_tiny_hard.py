@@ -1,4 +1,4 @@
-"""`embedded-hard`: its data are as lab/build_tiny_hard.py says, and a run on it is two options."""
+"""`embedded-hard`: its data match lab/build_tiny_hard.py, and two options run on it."""
 
 import collections
 import json

@@ -1,4 +1,4 @@
-"""vectors/: the scripts against the cases, and the files against the generator and the schema."""
+"""vectors/: scripts against the cases, and files against the generator and the schema."""
 
 import copy
 import functools
@@ -38,7 +38,7 @@ def answers(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", [*ALL, *RECIPES])
 def test_scripts_answer_the_cases(name, dtype):
-    """The count notices a script whose functions were renamed, and which would answer less."""
+    """The count catches a script whose functions were renamed, so that it answers fewer cases."""
     if name not in ANSWERED and not answers(name, dtype):
         pytest.skip("none of the cases is about what this script computes")
     assert len(answers(name, dtype)) >= ANSWERED.get(name, 1)

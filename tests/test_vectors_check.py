@@ -110,7 +110,7 @@ def test_wrong_answers(ask):
 
 
 def test_most_common_convention_comes_first(ask):
-    """It skips the first case that differs, and the first that follows something."""
+    """It starts neither with the first wrong case nor with the first that follows something."""
     says = "one mean over all tokens"
     wrong = {"advantages/grpo": {"advantages": [[7.0]]}}
     first = CASES["policy/ppo"]["others"][0]
@@ -122,7 +122,7 @@ def test_most_common_convention_comes_first(ask):
 
 
 def test_demo_matches_the_readme():
-    """Its answers differ in no case but those that can tell, and all of these follow one mistake."""
+    """The demo fails only the cases that can tell, and all of these follow one mistake."""
     code, lines = run("--demo")
     page = (VECTORS / "README.md").read_text(encoding="utf-8")
     example = page.partition("<!-- the demo -->\n\n```\n")[2].partition("\n```")[0].splitlines()

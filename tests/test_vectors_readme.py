@@ -86,7 +86,7 @@ def test_missing_adapter_skips_everything(ask):
 
 @pytest.mark.beside("vectors")
 def test_the_adapter_of_the_page(ask):
-    """It is right, and named if it divides by the tokens of the micro-batch."""
+    """The example passes, and is named if it divides by the micro-batch's tokens."""
     pytest.importorskip("torch")
     adapter = block("adapter")
     code = adapter.partition("def ")[2].partition("\n")[2].rstrip()

@@ -1,4 +1,4 @@
-"""The cases of sampling, of selections and of distillation, once more by torch and transformers."""
+"""The cases of sampling, selection and distillation, recomputed with torch and transformers."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_logprobs_match_transformers(name):
     logprobs = chosen_logprobs(logits, case["inputs"]["tokens"], kept, case["options"])
     (gradient,) = torch.autograd.grad(logprobs.sum(), logits)
     answer = {"logprobs": logprobs.tolist(), "gradient": gradient.tolist()}
-    if name == "logprobs/ties-top-p":  # a sort decides which of equals transformers keeps
+    if name == "logprobs/ties-top-p":  # for ties, a sort decides which transformers keeps
         verdict = check.judge(CASES[name], answer)
         assert verdict.kind == check.OTHER
         assert kept.sum().item() < double(case["worked"]["kept"]).sum().item()

@@ -85,7 +85,7 @@ def equations(completions, **columns):
 
 
 class Sampler:
-    """In the place of a script's `rollout`: gives out the completions above, and remembers what it gave."""
+    """Replace a script's `rollout`: return the completions above, and record them."""
 
     def __init__(self, tokenizer):
         self.tokenizer, self.visits, self.draws, self.seeds = tokenizer, Counter(), [], []
@@ -124,7 +124,7 @@ def tokens_of(tokenizer, text, ended):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """A folder with a random model of one layer and strong opinions, and the embedded model's tokenizer."""
+    """A folder with a random, far from uniform one-layer model, and the embedded model's tokenizer."""
     return save_random(AutoModelForCausalLM, tmp_path_factory.mktemp("start"))
 
 
@@ -183,12 +183,12 @@ def assert_same(rows, logs):
 
 
 def assert_happens(log, *shares):
-    """What the two sides are to agree on takes place, but not everywhere."""
+    """The run exercises what both sides must agree on: clipping, truncation and others."""
     assert all(0 < log.summary()[name] < 1 for name in shares)
 
 
 def assert_same_weights(folder, start, plain, auto_class=AutoModelForCausalLM):
-    """The script's weights are those of the plain loop, to 5e-4 of the way they went."""
+    """The script's weights equal the plain loop's, to within 5e-4 of their change."""
     trained = auto_class.from_pretrained(folder / "run" / "model").state_dict()
     before, apart, moved = AutoModelForCausalLM.from_pretrained(start).state_dict(), 0.0, 0.0
     for name, weight in plain.state_dict().items():
@@ -245,7 +245,7 @@ def adamw(*parameters, o):
 def step_of(optimizer, o, *models, frozen=()):
     """Clip the gradients of each model by a norm of its own, and step; return the norms before that."""
     for weight in frozen:
-        weight.grad = None  # Adam counts no step
+        weight.grad = None  # Adam does not count the step
     norms = [torch.nn.utils.clip_grad_norm_(model.parameters(), o.max_grad_norm) for model in models]
     optimizer.step()
     optimizer.zero_grad()
@@ -530,7 +530,7 @@ def train_ppo(start, rollouts, o):
     kl_target, warmup = getattr(o, "kl_target", 0.0), getattr(o, "critic_warmup_steps", 0)
     for step, rows in enumerate(rollouts):
         logs.append(log := Log())
-        warm = step < warmup  # the critic alone
+        warm = step < warmup  # only the critic
         rates = 0.0 if warm else rate(step, o), rate(step, o) / o.learning_rate * o.critic_learning_rate
         for group, group_rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = group_rate

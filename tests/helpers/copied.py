@@ -27,7 +27,7 @@ def is_ours(path):
 
 
 def leave_project_for(folder):
-    """Forget the modules of the project, and where they are; `folder` has others."""
+    """Unload the project's modules and take its folders off sys.path, so that those of `folder` are imported."""
     sys.path[:] = [folder, *(path for path in sys.path if pathlib.Path(path).resolve() not in FOLDERS)]
     for name, module in list(sys.modules.items()):
         if name != "__main__" and is_ours(getattr(module, "__file__", None) or os.sep):
@@ -36,7 +36,7 @@ def leave_project_for(folder):
 
 
 def run(script, *options):
-    """The exit code of `python SCRIPT OPTIONS`."""
+    """Return the exit code of `python SCRIPT OPTIONS`."""
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     sys.argv = [script, *options]
@@ -48,7 +48,7 @@ def run(script, *options):
 
 
 def killed_run(script, *options):
-    """The exit code of a run in a process of its own that is killed in the second step, after its update."""
+    """Run in a subprocess that is killed in step 2, after the update; return its exit code."""
     child = os.fork()
     if not child:
         log = importlib.import_module("common.run").Log
@@ -65,7 +65,7 @@ def killed_run(script, *options):
 
 
 def sizes(options):
-    """The words of a command line for those `SIZES` that are options of a script."""
+    """Return command-line arguments for those `SIZES` that are options of the script."""
     return [word for name, value in SIZES.items() if name in options for word in (f"--{name}", str(value))]
 
 

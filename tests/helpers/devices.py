@@ -1,11 +1,11 @@
-"""Which devices a run of pytest sees: none but the CPU, unless `-m gpu` asks for the tests of test_gpu.py."""
+"""Hide all devices but the CPU from pytest, unless `-m gpu` selects test_gpu.py."""
 
 import argparse
 import sys
 
 
 def asks_for_gpu(arguments):
-    """Whether `-m` on a command line of pytest, in any spelling, selects tests because they are marked `gpu`."""
+    """Return whether `-m`, in any spelling, selects the tests marked `gpu`."""
     from _pytest.mark.expression import Expression
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -23,7 +23,7 @@ def asks_for_gpu(arguments):
 
 ON_GPU = asks_for_gpu(sys.argv[1:])
 if ON_GPU:
-    VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when cuBLAS starts: with it one input gives one result
-else:  # CUDA, ROCm (to which nothing means all), SYCL (which has no word for nothing), CANN
+    VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when cuBLAS starts; makes it deterministic
+else:  # CUDA, ROCm (empty means all), SYCL (has no value for none), CANN
     VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
     VARIABLES |= {"ONEAPI_DEVICE_SELECTOR": "opencl:cpu", "ASCEND_RT_VISIBLE_DEVICES": ""}

@@ -1,4 +1,4 @@
-"""The memory that a step of grpo.py takes, by torch's own allocator, beside what tools/dry_run.py estimates."""
+"""Measure the memory of a grpo.py step by torch's allocator, to compare with tools/dry_run.py."""
 
 import gc
 import types
@@ -18,7 +18,7 @@ IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
 def shape(hidden, layers, heads, key_heads, intermediate, vocabulary, tied):
-    """The sizes in the config.json of a Qwen2."""
+    """Return the sizes in the config.json of a Qwen2."""
     return dict(
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -36,7 +36,7 @@ def meta_sizes(sizes):
 
 
 def random_policy(args, sizes, accelerator):
-    """A random Qwen2 of these sizes, as `load_policy` makes it."""
+    """Return a random Qwen2 of these sizes, as `load_policy` makes it."""
     config = AutoConfig.for_model("qwen2", **sizes, **IDS)
     options = dict(dtype=getattr(torch, args.dtype), attn_implementation=args.attn_implementation)
     lm = AutoModelForCausalLM.from_config(config, **options)
@@ -78,12 +78,12 @@ def measured(action, live, device):
 def measured_step(args, sizes, bf16=False, device="cpu"):
     """{phase: bytes}: the peaks of the rollout and of the update, with AdamW's state there as after a first step."""
     gc.collect()
-    AcceleratorState._reset_state(True)  # another test may have had another precision
+    AcceleratorState._reset_state(True)  # other tests may change the precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if bf16 else "no")
     held = types.SimpleNamespace()
     ids = torch.arange(args.prompts_per_step * args.max_prompt_tokens) % 100 + 3
     rows = ids.view(args.prompts_per_step, -1).tolist()
-    prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # each forward has padding
+    prompts = [types.SimpleNamespace(ids=row[i:]) for i, row in enumerate(rows)]  # every forward has padding
     tokenizer = types.SimpleNamespace(pad_token_id=IDS["pad_token_id"])
 
     def build():
@@ -117,6 +117,6 @@ def measured_step(args, sizes, bf16=False, device="cpu"):
 
 
 def estimated_step(args, sizes, bf16=False):
-    """What tools/dry_run.py gives for `measured_step`."""
+    """Return the estimate of tools/dry_run.py for `measured_step`."""
     totals = {phase: sum(terms.values()) for phase, terms in estimate(args, Job(bf16=bf16), meta_sizes(sizes)).items()}
     return {"rollout": totals["rollout"], "update": max(totals["forward"], totals["backward"])}

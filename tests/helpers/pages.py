@@ -1,4 +1,4 @@
-"""Pages in a browser: what a page writes into its title."""
+"""Open pages in a headless browser; they report through their title."""
 
 import html
 import json
@@ -14,7 +14,7 @@ FLAGS = "--headless --no-sandbox --disable-gpu --disable-background-networking -
 
 
 def in_browser(folder, name, page):
-    """Open a page in Chromium; what it writes into its title, read as JSON."""
+    """Open a page in Chromium and return its title, parsed as JSON."""
     (folder / name).write_text(page, encoding="utf-8")
     command = [BROWSER, *FLAGS, f"--user-data-dir={folder}/profile", (folder / name).as_uri()]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)

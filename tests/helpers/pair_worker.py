@@ -44,7 +44,7 @@ def main(name, folder):
     if hasattr(module, "rollout"):
         pairs = module.add_ref_logprobs(accelerator, model, pairs, args)
         result["reference"] = torch.tensor([pair[3:] for pair in pairs])
-        # Away from the reference: at a margin of 0 rounding decides what counts as right.
+        # Move away from the reference: at a margin of 0, rounding decides whether a pair is right.
         pairs = [pair._replace(ref_chosen=pair.ref_chosen + (3, -3)[i % 3 > 0]) for i, pair in enumerate(pairs)]
     state = PromptSampler(pairs, 0, accelerator)
     accelerator.register_for_checkpointing(state)

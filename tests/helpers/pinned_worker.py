@@ -16,7 +16,7 @@ from testbed import script
 
 
 def pinned(rollout):
-    """The same completions of a prompt on whatever process, one prompt at a time, as one batch of `rollout`."""
+    """Sample prompt by prompt, the same completions on any process; return them as one batch of `rollout`."""
 
     def by_prompt(lm, tokenizer, prompts, n, temperature, top_p, seed, args):
         seed, _, *place = seed
@@ -30,7 +30,7 @@ def pinned(rollout):
 
 
 def joined(name, columns):
-    """Return the rows of several tensors as one, padded as in a rollout."""
+    """Concatenate the rows of several tensors, padded as in a rollout."""
     rows = [row for column in columns for row in column]
     if rows[0].dim() == 0:
         return torch.stack(rows)

@@ -1,5 +1,5 @@
-"""What the fork server of processes.py does once, before a process forks from it: the imports, and what the first model
-of a process costs. Nothing here starts a thread."""
+"""Warm up the fork server of processes.py before processes fork from it: imports, and whatever the first model
+of a process initializes. Nothing here may start a thread."""
 
 import gc
 
@@ -14,4 +14,4 @@ torch.set_num_threads(1)
 load_tokenizer("embedded")
 AutoModelForCausalLM.from_pretrained(EMBEDDED["embedded"])
 gc.collect()
-gc.freeze()  # the search for garbage at the end of a run would copy all of this
+gc.freeze()  # otherwise garbage collection in a fork copies all of it

@@ -3,7 +3,7 @@
 Without a GPU it shows, for whole steps of the scripts,
 - each operation that mixes tensors of both devices: an error, as on CUDA;
 - each wait of the program for the device, with its line.
-It tells nothing about time, memory or kernels. It cannot hand out data pointers, so that nothing is saved, and the
+It says nothing about time, memory or kernels. It cannot hand out data pointers, so that nothing is saved, and the
 branches for `cuda` (graphs, packed forwards) are not taken.
 
 torch lets a Python program register a device. A subclass of Tensor wraps the CPU tensor, and a dispatch mode sees every
@@ -44,7 +44,7 @@ def count(what):
 
 
 class Gpu(torch.Tensor):
-    """A tensor on gpu:0, which holds one on the CPU."""
+    """A tensor on gpu:0 that wraps a CPU tensor."""
 
     @staticmethod
     def __new__(cls, x, requires_grad=False):
@@ -98,7 +98,7 @@ def run(function, args, kwargs):
         kwargs["device"] = torch.device("cpu")
     known = {id(x.x): x for x in there}
 
-    def wrap(x):  # what was written in place is the very argument
+    def wrap(x):  # an in-place operation returns its argument
         new = on_gpu and isinstance(x, torch.Tensor) and id(x) not in known
         return Gpu(x) if new else known.get(id(x), x)
 
@@ -130,7 +130,7 @@ def pretended():
 
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch.gpu.is_autocast_enabled = lambda: False
-    torch.gpu.get_rng_state = torch.gpu.set_rng_state = lambda *args: None  # the CPU's generator draws for it
+    torch.gpu.get_rng_state = torch.gpu.set_rng_state = lambda *args: None  # it uses the CPU's generator
     # AdamW as on CUDA: one operation for all parameters.
     sys.modules["torch.optim.optimizer"]._foreach_supported_types.append(Gpu)
     torch.__future__.set_swap_module_params_on_conversion(True)  # `module.to(GPU)` replaces its tensors

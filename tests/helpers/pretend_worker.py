@@ -22,7 +22,7 @@ SAMPLING = (
 )
 GROUPS = f"--prompts_per_step 2 --group_size 4 {SAMPLING}"
 CRITIC = f"--prompts_per_step 8 --num_epochs 1 --kl_coef 0.05 {SAMPLING}"
-# Each makes the host wait once for a vector x on the GPU, as on CUDA.
+# Each makes the host wait once for a vector x on the GPU.
 WAITS = {
     "item": lambda x: x.sum().item(),
     "bool": lambda x: bool(x.any()),
@@ -77,7 +77,7 @@ def update_waits(name, folder):
         update(*inputs)
         counted.append([[*key, number] for key, number in waits.items()])
 
-    module.update, module.save_model = counting, lambda *inputs, **named: None  # data pointers are not to be had
+    module.update, module.save_model = counting, lambda *inputs, **named: None  # it has no data pointers
     try:
         module.main(f"{COMMON} {options_of(module, folder)} --output_dir {folder}/{name}".split())
     except Exception as error:

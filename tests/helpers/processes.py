@@ -1,4 +1,4 @@
-"""Scripts in processes of their own, as a launcher starts them, without importing torch anew in each.
+"""Run scripts in subprocesses, as a launcher does, without importing torch again in each.
 
 A fork server imports the libraries once; every process forks from it with the environment that `accelerate launch`
 would give it. The real launcher is used where it is itself under test (`testbed.run_script`).
@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @functools.cache
 def server():
-    """The context whose processes fork from a server that has done what preload.py does."""
+    """Return a context whose processes fork from a server warmed up by preload.py."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preload"])
     path = os.environ.get("PYTHONPATH")  # Python 3.11 does not hand its sys.path on to the server
@@ -41,7 +41,7 @@ def free_port():
 
 
 def start(arguments, rank=0, processes=1, port=0, cwd=ROOT, env=None, output=os.devnull, end=None):
-    """One process of `python SCRIPT OPTIONS`; what it prints goes to the files `output`.out and `output`.err.
+    """Start `python SCRIPT OPTIONS`; its output goes to the files `output`.out and `output`.err.
 
     An `output` below /dev/ is a device as it stands; a terminal becomes that of the process, with its input.
     """
@@ -57,7 +57,7 @@ def start(arguments, rank=0, processes=1, port=0, cwd=ROOT, env=None, output=os.
 
 
 def run(arguments, environment, cwd, output, end):
-    """The body of such a process: what the interpreter does for `python SCRIPT OPTIONS`.
+    """Do in the child what the interpreter does for `python SCRIPT OPTIONS`.
 
     `end` is a barrier at which the processes of one run meet: a fork leaves faster than an interpreter does, and gloo's
     last message to the others would be lost with it.
@@ -89,9 +89,9 @@ def run(arguments, environment, cwd, output, end):
 
 
 def run_processes(*arguments, processes=1, cwd=ROOT, env=None, timeout=300, patience=0.5):
-    """A finished run of one or several processes, as `subprocess.run` gives it, and the exit code of each as `codes`.
+    """Run one or several processes to the end; return what `subprocess.run` does, with each exit code in `codes`.
 
-    One that fails ends the others `patience` seconds later.
+    If one fails, the others are ended `patience` seconds later.
     """
     with tempfile.TemporaryDirectory() as folder:
         outputs = [pathlib.Path(folder) / str(rank) for rank in range(processes)]
@@ -116,7 +116,7 @@ def run_processes(*arguments, processes=1, cwd=ROOT, env=None, timeout=300, pati
     if late:
         raise subprocess.TimeoutExpired(arguments, timeout, *texts)
     code = next((code for code in codes if code), 0)
-    if code and not texts[1]:  # killed, or ended below Python: the codes are all that is known
+    if code and not texts[1]:  # killed, or crashed outside Python: only the exit codes are known
         texts[1] = f"no process wrote why; their exit codes, negative for signals: {codes}"
     result = subprocess.CompletedProcess(arguments, 1 if code and processes > 1 else code, *texts)
     result.codes = codes

@@ -1,4 +1,4 @@
-"""Started by two processes: a run of grpo.py in which a check fails on the second process only.
+"""Run grpo.py in two processes, with a check that fails only on the second.
 
 refusing_worker.py OPTIONS         those of grpo.py
 """

@@ -1,4 +1,4 @@
-"""Tokenizers of one token a character, and what is made of files of a few rows."""
+"""Character-level tokenizers, and data loaded from files of a few rows."""
 
 import json
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ GEMMA_SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of
 
 
 def character_tokenizer(special, **roles):
-    """One token a character of ASCII, after these special ones."""
+    """Return a tokenizer with one token per ASCII character, after these special tokens."""
     characters = [chr(i) for i in range(32, 127)] + ["\n"]
     vocabulary = {token: i for i, token in enumerate([*special, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -72,18 +72,18 @@ def make_args(dataset, **options):
 
 
 def load(dataset, tokenizer=PLAIN, read=load_prompts, **options):
-    """The examples of a file or folder: (training, evaluation)."""
+    """Return the examples of a file or folder: (training, evaluation)."""
     return read(make_args(dataset, **options), tokenizer)
 
 
 def load_rows(folder, rows, tokenizer=PLAIN, read=load_prompts, **options):
-    """All examples that these rows make, prompts or pairs."""
+    """Return all examples made from these rows, prompts or pairs."""
     path = write(folder / "rows.jsonl", rows)
     return load(path, tokenizer, read, eval_dataset=str(path), **options)[0]
 
 
 def pairs_from(folder, tokenizer, *rows):
-    """The pairs of rows (prompt, chosen, rejected)."""
+    """Return the pairs of rows (prompt, chosen, rejected)."""
     rows = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in rows]
     return load_rows(folder, rows, tokenizer, load_pairs)
 

@@ -1,4 +1,4 @@
-"""Answer the cases of vectors/cases/ by the functions of a script.
+"""Answer the cases of vectors/cases/ with the functions of a script.
 
     PYTHONPATH=.:tests/helpers python tests/helpers/script_answers.py grpo > answers.json
     python vectors/check.py answers.json
@@ -53,7 +53,7 @@ def takes_steps(module):
         return False
     if hasattr(module, "AdaptiveKL"):  # the recipe's `update` reads a KL that these cases do not have
         return False
-    if not hasattr(module, "logprobs_and_entropy"):  # the numbers of a table stand in its place
+    if not hasattr(module, "logprobs_and_entropy"):  # a table of numbers replaces it
         return False
     return hasattr(module, "Penalty") or hasattr(module, "clip_bounds") or is_clipped(module)
 
@@ -68,7 +68,7 @@ def is_clipped(module):
     advantages = torch.tensor([[1.0], [1.0], [-2.0], [-2.0]], dtype=torch.float64)
     inputs = [old + log_ratios, old, advantages, mask, args_of(module, **plain)]
     if "ref_logprobs" in inspect.signature(module.policy_loss).parameters:
-        inputs.append(old - 1)  # without a coefficient it has no part in the loss
+        inputs.append(old - 1)  # not part of the loss if its coefficient is 0
     losses, _ = module.policy_loss(*inputs)
     of_rows = torch.where(mask, log_ratios, 0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
     for ratio in (log_ratios.exp(), of_rows.exp()):
@@ -124,7 +124,7 @@ def logits_of(logprobs, entropies=None):
 
 
 def numbers_of_tables(logits, tokens, temperature, with_entropy=True, entropy_grad=False):
-    """In the place of `logprobs_and_entropy`."""
+    """Replace `logprobs_and_entropy`."""
     logprobs, entropies = logits.unbind(dim=-1)
     return logprobs, entropies if entropy_grad else entropies.detach()
 
@@ -295,7 +295,7 @@ def updated(module, inputs, table, args, dtype):
     has_critic = hasattr(module, "load_critic")
 
     def add_advantages(accelerator, model, reference, micro_batches, *rest):
-        """In the place of a critic's: the case gives what it computes."""
+        """Replace the critic's forward: the case gives its values."""
         for micro in micro_batches:
             rows, width = micro["prompts"][:, 0], micro["completions"].shape[1]
             for name in ("old_logprobs", "old_values", "returns", "ref_logprobs")[: 3 + (reference is not None)]:

@@ -23,7 +23,7 @@ SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_atte
 IDS = dict(vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 KEYS = dict(num_key_value_heads=2)  # fewer heads of keys than of queries
 HEADS = dict(num_key_value_heads=2, head_dim=8)
-WINDOW = dict(sliding_window=4)  # shorter than a row: a cache that forgets
+WINDOW = dict(sliding_window=4)  # shorter than a row, so that the cache drops tokens
 LINEAR = dict(linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
 LINEAR |= dict(layer_types=["linear_attention", "full_attention"])
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
@@ -44,7 +44,7 @@ ARCHITECTURES = {  # {model type: what its small configuration has beside SIZES 
     "olmo2": KEYS,
     "phi3": KEYS,
     "gpt_neox": {},
-    "stablelm": KEYS,  # its layers do not pass keywords on
+    "stablelm": KEYS,  # its layers drop keyword arguments
     "bloom": dict(n_layer=2, n_head=4),  # biases of position
 }
 SCALED = {  # something follows the head
@@ -137,7 +137,7 @@ def reward_model_of(folder):
 
 
 def refused(load, folder):
-    """The line that refuses a model."""
+    """Return the error line for a model that is refused."""
     with pytest.raises(Exit) as caught:
         load(folder)
     line = str(caught.value)

@@ -1,4 +1,4 @@
-"""A short run of grpo.py, samples made by hand, and the comparison of two runs."""
+"""A short run of grpo.py, hand-made samples, and a comparison of two runs."""
 
 import importlib
 
@@ -27,7 +27,7 @@ def samples_of(rewards, texts=None, prompts=1, tokens=2, **terms):
 
 
 def train(folder, *arguments):
-    """A run of grpo.py as a user starts it, of two short steps."""
+    """Run grpo.py from the command line for two short steps."""
     words = [*QUICK, "--output_dir", folder, "--max_steps", 2, *arguments]
     importlib.import_module("grpo").main(list(map(str, words)))
 

@@ -1,4 +1,4 @@
-"""A small random model with its shortcuts, as tests of fast/ ask for them."""
+"""A small random model with shortcuts, for tests of fast/."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ def left_pad(rows, pad_token, device="cpu"):
 
 
 class SpedUp:
-    """A model, its shortcuts, and what a run samples it with."""
+    """A model, its shortcuts, and the sampling settings of a run."""
 
     def __init__(self, lm, temperature=1.0):
         self.lm = lm
@@ -71,7 +71,7 @@ def random_policy(name, seed=0, temperature=1.0, scale=4.0, **options):
 
 @contextlib.contextmanager
 def seeded(seed):
-    """Draw from a stream of its own."""
+    """Draw from a generator of its own."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         yield

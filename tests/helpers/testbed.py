@@ -1,4 +1,4 @@
-"""What several test files need: the embedded model, ragged tables as tensors, a batch made by hand."""
+"""Shared test helpers: the embedded model, ragged tables as tensors, a hand-made batch."""
 
 import copy
 import functools
@@ -20,8 +20,8 @@ from common.load import load_policy, load_prompts, load_reference, load_tokenize
 from common.masked import Means, completion_mask
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ONLY = os.environ.get("ONLY_SCRIPTS", "").split()  # of `pytest --script`; otherwise all are asked
-SHIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_model")  # of which the docs tell
+ONLY = os.environ.get("ONLY_SCRIPTS", "").split()  # from `pytest --script`; empty for all scripts
+SHIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo", "reward_model")  # those with documentation
 UPDATE = ("accelerator", "model", "reference", "optimizer", "batch", "args", "metrics")
 
 
@@ -69,19 +69,19 @@ def refuse(function, told):
 
 
 def section_of_metrics(title):
-    """The section of docs/watch.md on the metrics of one script, or `Every script`."""
+    """Return the section of docs/watch.md on the metrics of one script, or `Every script`."""
     text = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
     return text.partition(f"\n### {title}\n")[2].partition("\n### ")[0]
 
 
 def named_metrics(section):
-    """The metrics in the first column of the tables of a section, one or several in a row."""
+    """Return the metrics in the first column of a section's tables; a row may have several."""
     cells = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`(\S+?)`", cell)}
 
 
 def ragged(rows, dtype=torch.float64, fill=0.0):
-    """A table of unequal rows as a tensor (R, T), and its mask."""
+    """Return a ragged table as a padded tensor (R, T), and its mask."""
     width = max(map(len, rows))
     values = torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
     mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
@@ -98,12 +98,12 @@ def b1(dtype=torch.float64):
 
 
 def totals_of(mask, group_size):
-    """The totals of an optimizer step that consists of the rows of `mask` (R, T) alone."""
+    """Return the totals of an optimizer step that consists of the rows of `mask` (R, T)."""
     return {"tokens": int(mask.sum()), "rows": len(mask), "prompts": len(mask) // group_size}
 
 
 def args_of(module, **options):
-    """The options of a script, with those of these values that it has."""
+    """Return a script's Args, with those of these values for which it has an option."""
     own = module.Args.__dataclass_fields__
     return module.Args(**{option: value for option, value in options.items() if option in own})
 
@@ -131,7 +131,7 @@ def embedded_prompts():
 
 
 def advantages_of(module, rewards, args):
-    """The advantages of a first rollout by the script's own function; some also take and give a history."""
+    """Return the script's advantages for a first rollout; some scripts also take and return a history."""
     own = module.compute_advantages
     if not knows_advantages(module):
         refuse(own, "(rewards, args) and (rewards, args, history) can be asked without the script's `main`")
@@ -226,7 +226,7 @@ def made_problem(name, groups, options):
     batch, rewards = hand_made_batch(tokenizer, args, groups)
     reference = load_reference(lm, args, Accelerator(cpu=True))
     if reference is not None:
-        with torch.no_grad():  # away from the policy, or the KL and its gradient would be 0
+        with torch.no_grad():  # different from the policy, or the KL and its gradient would be 0
             for parameter in reference.parameters():
                 parameter.mul_(1.05)
     return args, lm, reference, fill(module, batch, rewards, args)
@@ -239,11 +239,11 @@ def problem(name, groups=8, **options):
 
 
 class Reached(Exception):
-    """`main` has come to the update."""
+    """Raised when `main` reaches the update."""
 
 
 def batch_of_main(module, batch, args):
-    """The batch with all that `main` has added to it when it calls `update`; nothing is sampled for it."""
+    """Return the batch that `main` passes to `update`, without sampling."""
     groups = len(batch["completions"]) // args.group_size
     sizes = dict(group_size=args.group_size, prompts_per_step=groups, num_minibatches=1, max_steps=1, eval_every=0)
     sizes |= dict(eval_prompts=1, eval_samples=1, eval_k=1, reward="testbed:varied", overlong="none")
@@ -296,7 +296,7 @@ def trainable(module, args, lm):
 
 
 class GradientRecorder:
-    """A stand-in for an optimizer that keeps the gradients of each step, and changes no weight."""
+    """A mock optimizer that records the gradients of each step and changes no weight."""
 
     def __init__(self, model, groups):
         groups = list(groups)
@@ -312,7 +312,7 @@ class GradientRecorder:
 
 
 def gradients(module, args, lm, batch, reference=None, accelerator=None):
-    """Return the gradients of each optimizer step of one rollout, by the script's `update`, and its metrics.
+    """Run the script's `update` on one rollout; return the gradients of each optimizer step, and the metrics.
 
     The model moves to the device of `accelerator` [the CPU]; everything else has to be there already.
     """
@@ -329,7 +329,7 @@ def largest_difference(a, b):
 
 
 def run_script(*arguments, processes=1, cwd=None, env=None, timeout=300):
-    """`python` (one process) or `accelerate launch` (more) of a script, as a user would."""
+    """Run a script as a user would: `python` for one process, `accelerate launch` for more."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)} | (env or {})
     command = [sys.executable, *launcher(processes), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd or ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -368,7 +368,7 @@ def launcher(processes):
 
 
 def metric_rows(folder):
-    """metrics.jsonl without what depends on the machine's mood."""
+    """Return metrics.jsonl without times and memory."""
     rows = [
         json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     ]

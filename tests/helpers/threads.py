@@ -1,4 +1,4 @@
-"""Processes as threads: accelerators whose collectives wait for all of them."""
+"""Simulate processes by threads: accelerators whose collectives wait for each other."""
 
 import contextlib
 import threading
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Processes:
-    """W accelerators whose collectives wait for all of them; one that comes alone is a deadlock and fails."""
+    """Return W accelerators whose collectives wait for each other; a collective that not all join is a deadlock."""
 
     def __init__(self, number, timeout=300):
         self.number, self.slots, self.local = number, [None] * number, threading.local()

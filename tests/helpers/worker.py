@@ -21,7 +21,7 @@ OPTIONS |= dict(max_new_tokens=64)
 
 
 def sampled(accelerator, model, lm, tokenizer, module, args):
-    """The completions that two processes sample, the longest of one longer than those of the other."""
+    """Sample on two processes, with the longest completion of one longer than any of the other's."""
     prompts, found = embedded_prompts()[:6], {}
     with gathered_weights(model):
         for rank in range(accelerator.process_index, 2, accelerator.num_processes):
