@@ -43,8 +43,8 @@ def plain_forward(policy, batch):
 def test_logprobs_and_gradient_match_full_logits(name):
     """Padding, position ids, windows, a soft cap or a scale behind the head; prompts computed once."""
     policy = random_policy(name, temperature=0.7, scale=3.0)
-    assert policy.fast.head_is_last == (name not in SCALED and name != "granitemoehybrid")
-    assert policy.fast.plain_cache == (name not in HYBRIDS)
+    assert policy.shortcuts.head_is_last == (name not in SCALED and name != "granitemoehybrid")
+    assert policy.shortcuts.plain_cache == (name not in HYBRIDS)
     assert policy.shares_prompts == (name in ARCHITECTURES)
     batch = rows_of_three_prompts()
     weights = torch.rand(6, 6, generator=torch.Generator().manual_seed(1))

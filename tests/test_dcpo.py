@@ -70,9 +70,9 @@ def test_clip_table(options, q, advantage, ratio, loss, gradient, low, high, cli
 
 def visits_of(groups, dtype=torch.float64):
     """Return the advantages of one prompt that is seen with these groups of rewards, one after the other."""
-    history, results = torch.zeros(1, 3, dtype=torch.float64), []
+    past, results = torch.zeros(1, 3, dtype=torch.float64), []
     for rewards in groups:
-        advantages, history = dcpo.compute_advantages(tensor(rewards, dtype), args_of(), history)
+        advantages, past = dcpo.compute_advantages(tensor(rewards, dtype), args_of(), past)
         results.append(advantages[:, 0].tolist())
     return results
 
@@ -87,17 +87,17 @@ def test_equal_rewards_give_zero(groups, dtype):
 
 def test_a_tie_takes_the_total():
     # Rewards (1, -1): A_new of 1 is 1. Before: two visits, mean 12, variance 25. All: mean 8, variance 49, A_tot -1.
-    history = tensor([[2, 12, 25]])
-    new, total, after = dcpo.smoothed_advantages(tensor([1, -1]), args_of(group_size=2), history)
+    past = tensor([[2, 12, 25]])
+    new, total, after = dcpo.smoothed_advantages(tensor([1, -1]), args_of(group_size=2), past)
     assert after[0].tolist() == [3, 8, 49]
     assert new[0, 0] == 1 / 3 and total[0, 0] == -1 / 3
-    advantages, _ = dcpo.compute_advantages(tensor([1, -1]), args_of(group_size=2), history)
+    advantages, _ = dcpo.compute_advantages(tensor([1, -1]), args_of(group_size=2), past)
     assert advantages[0, 0] == -1 / 3
 
 
 def test_deviations_of_zero():
-    history = tensor([[3, 0.5, 0], [3, 0.5, 0]])
-    advantages, after = dcpo.compute_advantages(tensor([0.5] * 4 + [1.0] * 4), args_of(), history)
+    past = tensor([[3, 0.5, 0], [3, 0.5, 0]])
+    advantages, after = dcpo.compute_advantages(tensor([0.5] * 4 + [1.0] * 4), args_of(), past)
     assert advantages[:4].tolist() == [[0.0]] * 4 and torch.isfinite(advantages).all() and (advantages[4:] > 0).all()
     assert after[0].tolist() == [4, 0.5, 0]
 

@@ -283,7 +283,7 @@ def test_wrapped_modules_are_not_bypassed(change, place):
     ids, mask = left_pad([[5, 6, 7, 8, 9], [11, 12]], 0)
     before = policy.lm(ids).logits
     policy.lm.set_submodule(place, change(policy.lm.get_submodule(place)) or policy.lm.get_submodule(place))
-    assert policy.fast.plain_cache and policy.shares_prompts and policy.fast.head_is_last
+    assert policy.shortcuts.plain_cache and policy.shares_prompts and policy.shortcuts.head_is_last
     output = policy.sample(ids, mask, length=12, n=3)
     completions = output.sequences[:, 5:]
     prompt_mask = mask.repeat_interleave(3, dim=0)

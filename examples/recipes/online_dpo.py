@@ -129,8 +129,8 @@ def main(argv=None):
         return Samples(batch, prompts, completions, total, terms)
 
     if first_step == 0:
-        scores, rows = evaluate(accelerator, eval_prompts, sample_and_score, args)
-        log.write(0, {}, rows, scores)
+        scores, records = evaluate(accelerator, eval_prompts, sample_and_score, args)
+        log.write(0, {}, records, scores)
     signals = run.listen(accelerator)
     for step in log.steps(first_step):
         metrics = Means()
@@ -151,8 +151,8 @@ def main(argv=None):
             metrics.add("pairs/made", len(pairs))
         if buffer.steps_left() == 0:
             run.print0(f"step {step}: {len(pairs)} pairs do not fill a step: training ends")
-            scores, rows = evaluate(accelerator, eval_prompts, sample_and_score, args)
-            log.write(step, metrics.reduce(accelerator), rows, scores)
+            scores, records = evaluate(accelerator, eval_prompts, sample_and_score, args)
+            log.write(step, metrics.reduce(accelerator), records, scores)
             break
         # Update the policy on the next pairs; a process takes its share of them.
         pairs = buffer.sampler.draw(args.pairs_per_step)
@@ -162,10 +162,10 @@ def main(argv=None):
             update(accelerator, model, optimizer, pairs, args, metrics)
         metrics.add("completion/length_chosen", [len(pair.chosen) for pair in pairs])
         metrics.add("completion/length_rejected", [len(pair.rejected) for pair in pairs])
-        rows, scores = [], {}
+        records, scores = [], {}
         if run.is_due(step, args.eval_every, args.max_steps):
-            scores, rows = evaluate(accelerator, eval_prompts, sample_and_score, args)
-        log.write(step, metrics.reduce(accelerator), rows, scores)
+            scores, records = evaluate(accelerator, eval_prompts, sample_and_score, args)
+        log.write(step, metrics.reduce(accelerator), records, scores)
         checkpoints.end_step(step, signals)
     if args.max_steps:
         save_model(accelerator, model, tokenizer, folder)

@@ -445,13 +445,13 @@ def smoothed_advantages(module, inputs, options, dtype):
     refuse_unless(options["std_ddof"] == 0, "the deviation is that of the population")
     refuse_unless(options["smooth"], "the advantages are always smoothed")
     args = module.Args(group_size=len(inputs["visits"][0]))
-    history = torch.zeros(1, 3, dtype=torch.float64)
+    past = torch.zeros(1, 3, dtype=torch.float64)
     answer = {"advantages": [], "means": [], "variances": []}
     for rewards in inputs["visits"]:
-        advantages, history = module.compute_advantages(torch.tensor(rewards, dtype=dtype), args, history)
+        advantages, past = module.compute_advantages(torch.tensor(rewards, dtype=dtype), args, past)
         answer["advantages"].append(advantages[:, 0].tolist())
-        answer["means"].append(history[0, 1].item())
-        answer["variances"].append(history[0, 2].item())
+        answer["means"].append(past[0, 1].item())
+        answer["variances"].append(past[0, 2].item())
     return answer
 
 

@@ -24,24 +24,24 @@ class SpedUp:
 
     def __init__(self, lm, temperature=1.0):
         self.lm = lm
-        self.fast = find_shortcuts(lm, True)
+        self.shortcuts = find_shortcuts(lm, True)
         self.temperature = temperature
         self.stop_tokens = [IDS["eos_token_id"]]
 
     @property
     def shares_prompts(self):
-        return self.fast.shares_prompts
+        return self.shortcuts.shares_prompts
 
     def __call__(self, batch, entropy_grad=False):
         """Return log-probs and entropies; only rows with a `prompt_index` share prompts."""
         rows = {name: column for name, column in batch.items() if name != "prompt_index"}
-        if "prompt_index" in batch or self.fast.packs:
-            return self.fast.logprobs(self.lm, rows, self.temperature, entropy_grad)
-        states = token_states(self.lm, rows, self.fast.head_is_last)
-        return logprobs_of_states(self.lm, rows, states, self.fast.head_is_last, self.temperature, entropy_grad)
+        if "prompt_index" in batch or self.shortcuts.packs:
+            return self.shortcuts.logprobs(self.lm, rows, self.temperature, entropy_grad)
+        states = token_states(self.lm, rows, self.shortcuts.head_is_last)
+        return logprobs_of_states(self.lm, rows, states, self.shortcuts.head_is_last, self.temperature, entropy_grad)
 
     def pack(self):
-        self.fast = dataclasses.replace(self.fast, shares_prompts=True, packs=True)
+        self.shortcuts = dataclasses.replace(self.shortcuts, shares_prompts=True, packs=True)
 
     def sample(self, ids, mask, temperature=1.0, length=16, n=1, stock=False, **options):
         """Return the sequences of `generate`, and with fast/'s loop their log-probs."""
@@ -58,7 +58,7 @@ class SpedUp:
         if not stock:
             from fast.decoding import decode
 
-            own = dict(head_is_last=self.fast.head_is_last, graphs=False) | options
+            own = dict(head_is_last=self.shortcuts.head_is_last, graphs=False) | options
             options = dict(custom_generate=decode, n=n) | own
         inputs = dict(input_ids=ids, attention_mask=mask.long(), generation_config=config)
         return self.lm.generate(**inputs, **options)

@@ -57,9 +57,9 @@ def can_be_called(function, *names):
 
 
 def knows_advantages(module):
-    """Whether `compute_advantages` can be called without the script's `main`: with rewards, and perhaps a history."""
+    """Whether `compute_advantages` can be called without the script's `main`: with rewards, and perhaps the prompts' past."""
     own = getattr(module, "compute_advantages", None)
-    return own is not None and any(can_be_called(own, "rewards", "args", *more) for more in ((), ("history",)))
+    return own is not None and any(can_be_called(own, "rewards", "args", *more) for more in ((), ("past",)))
 
 
 def refuse(function, told):
@@ -131,14 +131,14 @@ def embedded_prompts():
 
 
 def advantages_of(module, rewards, args):
-    """Return the script's advantages for a first rollout; some scripts also take and return a history."""
+    """Return the script's advantages for a first rollout; some scripts also take and return the prompts' past."""
     own = module.compute_advantages
     if not knows_advantages(module):
-        refuse(own, "(rewards, args) and (rewards, args, history) can be asked without the script's `main`")
+        refuse(own, "(rewards, args) and (rewards, args, past) can be asked without the script's `main`")
     if can_be_called(own, "rewards", "args"):
         return own(rewards, args)
-    history = torch.zeros(len(rewards) // args.group_size, 3, dtype=torch.float64)
-    return own(rewards, args, history)[0]
+    past = torch.zeros(len(rewards) // args.group_size, 3, dtype=torch.float64)
+    return own(rewards, args, past)[0]
 
 
 def keeps_to_groups(module):
