@@ -366,7 +366,7 @@ def spell(value: Fraction, rng: random.Random) -> str:
 
 
 def test_rationals_match_exactly_when_equal():
-    """Over random rationals in random spellings, matching is equality: no floats, no tolerance."""
+    """Random rationals in random spellings match only if they are equal: no floats, no tolerance."""
     rng = random.Random(0)
     for _ in range(3000):
         a = Fraction(rng.randint(-3000, 3000), rng.choice([1, 1, 2, 3, 4, 7, 8, 10, 125]))

@@ -30,7 +30,7 @@ def with_fast(names):
 
 @pytest.mark.parametrize("name, more", with_fast(ALL))
 def test_a_script_and_common_are_enough(name, more, tmp_path):
-    """It trains, evaluates and saves; after a kill it resumes to the same bits; an unknown option is one line."""
+    """It trains, evaluates and saves; it resumes bit-exact after a kill; an unknown option prints one line."""
     copy(tmp_path, f"{name}.py", "common", *more)
     words = [f"--{folder}" for folder in more]
     result = run_processes(COPIED, "run", tmp_path, f"{name}.py", *words, cwd=tmp_path)

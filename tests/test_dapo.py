@@ -210,7 +210,7 @@ def three_groups():
 
 
 def valid(samples, name, mask):
-    """The values of each row where the mask is true."""
+    """Return the values of each row where the mask is true."""
     return [row[keep].tolist() for row, keep in zip(samples.batch[name], samples.batch[mask], strict=True)]
 
 

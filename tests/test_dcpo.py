@@ -80,7 +80,7 @@ def visits_of(groups, dtype=torch.float64):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("groups", [[[0.1] * 4], [[1e6 + 0.1] * 4], [[0.3, 0.1 + 0.2, 0.3, 0.3], [0.3] * 4]])
 def test_equal_rewards_give_zero(groups, dtype):
-    # Of 24 rewards of 0.1 over six visits the pooled deviation is 5e-18, and the advantage 0.47 without an epsilon.
+    # 24 rewards of 0.1 over six visits have a pooled deviation of 5e-18: without an epsilon, an advantage of 0.47.
     assert visits_of(groups * 4, dtype) == [[0.0] * 4] * (4 * len(groups))
     assert all(visits_of([*groups * 4, [0.3, 0.31, 0.3, 0.3]])[-1])
 

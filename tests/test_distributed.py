@@ -28,7 +28,7 @@ FLAGS = "--num_processes 2 --mixed_precision no --dynamo_backend no"  # the file
 
 def run_sharded(config, *command, **more):
     flags = f"--config_file {CONFIGS / config}.yaml {FLAGS} --num_machines 1 --main_process_port 0".split()
-    # What the launcher reads from the file reaches the processes by their environment.
+    # The launcher passes the file's settings to the processes as environment variables.
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "script"]))
     given = prepare_multi_gpu_env(arguments)
     environment = {name: value for name, value in given.items() if os.environ.get(name) != value} | more

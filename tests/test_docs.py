@@ -159,7 +159,7 @@ def test_mentioned_options_exist(page):
     assert named - options() - FOREIGN == set()
 
 
-# Of Accelerate's launcher.
+# Options of Accelerate's launcher.
 FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu", "main_process_port", "machine_rank"}
 
 
@@ -199,7 +199,7 @@ def test_the_speed_table_is_measured():
 
 
 def test_the_gpu_tables_are_measured():
-    """Of each kept line: the rollouts (seconds, tokens a second, time of a token) and the updates, unless with the fused
+    """Check rollouts (seconds, tokens a second, time of a token) and updates of each line, except those with the fused
     norms that fast/ had then."""
     lines = (ROOT / "lab/results/throughput/gpu-2026-11-23.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]

@@ -33,7 +33,7 @@ def checkpoint(folder, **sizes):
 
 
 def printed(capsys, name, *options):
-    """The lines that the program prints; {phase: {term: GiB}} of its table."""
+    """Return the lines that the program prints, and its table as {phase: {term: GiB}}."""
     dry_run.main([f"{name}.py", *map(str, options)])
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("") + 1

@@ -191,7 +191,7 @@ def test_signal_in_the_last_step(tmp_path, monkeypatch, capsys):
 
 
 def start_on_terminal(folder, *arguments):
-    """(process, terminal): `python SCRIPT OPTIONS` in `folder`, whose terminal closes when `terminal` does."""
+    """Start `python SCRIPT OPTIONS` in a terminal that closes with `terminal`; return (process, terminal)."""
     termios, fcntl = pytest.importorskip("termios"), pytest.importorskip("fcntl")
     import pty
 
@@ -209,7 +209,7 @@ def start_on_terminal(folder, *arguments):
 
 
 def read_until(terminal, text):
-    """What a terminal shows, until it has shown `text` (a regular expression) or its program has ended."""
+    """Return what a terminal shows until `text` (a regular expression) appears or its program ends."""
     shown = b""
     with contextlib.suppress(OSError):  # on Linux: the last writer has closed the terminal
         while not re.search(text, shown):

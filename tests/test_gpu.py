@@ -252,7 +252,7 @@ def loaded_model(args):
 
 @pytest.fixture
 def loaded():
-    """(tokenizer, lm, prompts) of grpo.py on the GPU, with its shortcuts."""
+    """Return (tokenizer, lm, prompts) of grpo.py on the GPU, with shortcuts."""
     _, tokenizer, lm = loaded_model(grpo.Args(fast=True))
     return tokenizer, lm, embedded_prompts()[:16]
 
@@ -268,7 +268,7 @@ def test_greedy_samples_match_the_cpu(loaded):
     tokenizer, lm, prompts = loaded
     other = rollout((tokenizer, lm.cpu(), prompts), n=1, temperature=0.0, length=64)["completions"]
     assert other.shape == found.shape
-    assert (other == found).all(dim=1).sum() >= 15  # of 16: rounding may flip an argmax
+    assert (other == found).all(dim=1).sum() >= 15  # out of 16: rounding may flip an argmax
 
 
 def test_samples_depend_on_the_seed_alone(loaded):
@@ -394,7 +394,7 @@ def test_low_memory_keeps_the_graphs(cuda, loaded, recorded, from_scratch, monke
 
 
 def test_failed_recording_frees_the_cache(cuda, loaded, recorded, from_scratch, monkeypatch):
-    """Here the recording itself synchronizes, and fails. With torch 2.11 the process then freed nothing anymore."""
+    """Here the recording itself synchronizes, and fails. With torch 2.11 the process then never freed memory again."""
     lm = loaded[1]
     expected, forward = rollout(loaded), lm.base_model.forward
     before = reserved()

@@ -26,7 +26,7 @@ def advantages(rewards, dtype=torch.float64, **options):
     return found[:, 0].tolist()
 
 
-DEFAULTS = {  # of the papers
+DEFAULTS = {  # from the papers
     "grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=0.04, kl_estimator="k3", normalize_std=True),
     "dr_grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=0.0, normalize_std=False),
     "dapo": dict(clip_low=0.2, clip_high=0.28, kl_coef=0.0, overlong="soft", eval_top_p=0.7),

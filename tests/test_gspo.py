@@ -66,4 +66,4 @@ def test_an_empty_row_has_no_gradient():
     metrics = Means()
     metrics.add("policy/clip_fraction_low", stats["clip_fraction_low"], mask)
     low = metrics.reduce(Accelerator(cpu=True))["policy/clip_fraction_low"]
-    assert low == pytest.approx(1 / 3)  # of rows with tokens
+    assert low == pytest.approx(1 / 3)  # rows with tokens

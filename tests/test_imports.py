@@ -12,7 +12,7 @@ from testbed import ALL, ROOT, SHIPPED
 ROOMS = ("common", "fast")
 PATHS = [path for room in ROOMS for path in sorted((ROOT / room).glob("*.py"))]
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PATHS}
-STEP = {  # {module of a step: what it imports of ours}
+STEP = {  # {module of a step: project modules that it imports}
     "common.masked": set(),
     "common.answers": set(),
     "common.rewards": {"common.answers", "common.run"},

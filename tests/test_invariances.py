@@ -71,7 +71,7 @@ SIZES |= dict(kl_coef=0.04, entropy_coef=0.01, max_grad_norm=0.0)  # clipped gra
 
 
 def prepared(name, **options):
-    """(module, args, lm, reference, batch) of a rollout of 16 completions, in one micro-batch."""
+    """Return (module, args, lm, reference, batch) of a rollout of 16 completions, in one micro-batch."""
     module, args, *rest = problem(name, groups=4, **SIZES)
     args.clip_low, args.clip_high, _ = bounds(name)
     for option, value in options.items():
@@ -113,7 +113,7 @@ def bounds(name):
 
 
 def clipped(policy_loss, args, inputs, named):
-    """Of the tokens in the loss, the shares without a gradient whose advantage is below 0, and above 0."""
+    """Return the shares of tokens in the loss that have no gradient, with advantages below 0 and above 0."""
     plain = copy.copy(args)
     plain.kl_coef = plain.entropy_coef = 0.0  # which would have a gradient of their own
     logprobs, old_logprobs, advantages, loss_mask, _, *rest = inputs
@@ -228,7 +228,7 @@ FAR = 4  # a margin from which the sigmoid's slope has less than a fiftieth of i
 
 
 def prepared_pairs(name, **options):
-    """(module, args, model, pairs) of 20 pairs in one micro-batch, a few of them far on either side of the margin 0."""
+    """Return (module, args, model, pairs) of 20 pairs in one micro-batch, a few with large margins of either sign."""
     module, (args, model, pairs) = script(name), copy.deepcopy(prepared_pairs_once(name))
     for option, value in options.items():
         setattr(args, option, value)

@@ -175,7 +175,7 @@ def test_welch_sign_flips_and_holm_by_hand():
     assert found.p_same == pytest.approx(0.5)  # the effect is the margin of equivalence itself
     width = decide.stats.t.isf(0.025, freedom) * (4 / 3) ** 0.5
     assert (found.low, found.high) == pytest.approx((1 - width, 1 + width))
-    assert decide.sign_flips(np.array([1.0, 2.0, 0.0])) == 0.5  # of 8 choices 4 have a sum of 3 or -3
+    assert decide.sign_flips(np.array([1.0, 2.0, 0.0])) == 0.5  # 4 of 8 sign choices have a sum of 3 or -3
     ps = decide.holm({"a": 0.04, "b": 0.01, "c": 0.03, "d": 1.0})
     assert ps == pytest.approx({"b": 0.04, "c": 0.09, "a": 0.09, "d": 1})
     for mine in ([1.0, 1.0], [1.0, np.nan]):  # no deviation, and a run without a value

@@ -190,7 +190,7 @@ def test_signalled_processes_stop_together(tmp_path):
     (tmp_path / "spy.py").write_text(
         "import os, signal\n"
         "def spy(prompts, completions, **kwargs):\n"
-        "    if os.environ['RANK'] == '1' and len(completions) == 16:\n"  # of a step; an evaluation has 8
+        "    if os.environ['RANK'] == '1' and len(completions) == 16:\n"  # a step's; an evaluation has 8
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return [float(len(c)) for c in completions]\n",
         encoding="utf-8",

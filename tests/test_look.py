@@ -8,7 +8,7 @@ import pytest
 import look
 from pages import in_browser, needs_browser
 
-# What a completion may hold: the end of a script, a comment, text that turns around, half a character.
+# Texts that break pages: a closing script tag, a comment, right-to-left text, half a character.
 TRAPS = ["</script>", "<!--", "<b>bold</b>", "\u202egnp", "", "é", "\ud83d", "\n", "/*DATA*/", "&lt;"]
 
 

@@ -24,7 +24,7 @@ RANK = ["--lora_rank", "4", "--learning_rate", "1e-2", "--group_size", "8"]
 
 
 def load(name="grpo", seed=0, **options):
-    """(args, tokenizer, lm) with adapters of rank 4, which are no longer zero."""
+    """Return (args, tokenizer, lm) with nonzero adapters of rank 4."""
     args = script(name).Args(**{"lora_rank": 4, "group_size": 4, "prompts_per_step": 8, **options})
     torch.manual_seed(seed)
     tokenizer, lm = load_policy(args, Accelerator(cpu=True))
@@ -152,7 +152,7 @@ def test_model_is_an_adapter_folder(tmp_path):
 
 
 def adapted(names):
-    """What names of adapters or of layers have behind the layers: `0.self_attn.q_proj`, ..."""
+    """Return the part of adapter or module names after `layers.`: `0.self_attn.q_proj`, ..."""
     return {name.partition(".lora_")[0].partition("layers.")[2] for name in names}
 
 

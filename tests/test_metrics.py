@@ -93,7 +93,7 @@ def test_metrics_of_samples():
         "completion/length_correct": 6 / 3,
         "completion/length_incorrect": 7 / 3,
         "completion/truncated": 1 / 8,
-        "completion/unique": (3 / 4 + 3 / 4) / 2,  # what stands after the stop token does not count
+        "completion/unique": (3 / 4 + 3 / 4) / 2,  # tokens after the stop token do not count
     })  # fmt: skip
 
 

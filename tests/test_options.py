@@ -16,7 +16,7 @@ CHANGES |= dict(normalize_std=None, std_eps=0.1)  # clips are scaled, these are 
 
 @functools.cache
 def advantages(name, **options):
-    """Those of random rewards, by the script's own function; of one that makes them in `update`, its gradients."""
+    """Return the advantages of random rewards, or the gradients if the script computes advantages in `update`."""
     module = script(name)
     if name in FAMILY:
         rewards = torch.rand(8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -29,7 +29,7 @@ def advantages(name, **options):
 
 
 def losses(name, **options):
-    """Those of rows that are off the old policy."""
+    """Return the losses of rows whose ratios are not 1."""
     module = script(name)
     args = module.Args(**({"kl_in": "loss"} if hasattr(module.Args, "kl_in") else {}) | options)
     old, step, drift, entropy, signs = torch.rand(5, 16, 6, generator=torch.Generator().manual_seed(0)).double()

@@ -137,7 +137,7 @@ def test_float32_is_never_packed():
 
 
 def test_a_hybrid_is_never_packed(monkeypatch):
-    """Its state would run on from one completion into the next, in Falcon-H1 by less than the check detects."""
+    """Its state would leak from one completion into the next, in Falcon-H1 by less than the check detects."""
     lm = random_lm("falcon_h1").bfloat16()
     asked = []
     monkeypatch.setattr(type(lm), "device", torch.device("cuda"))

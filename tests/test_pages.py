@@ -38,7 +38,7 @@ SMALL = "--max_steps 1 --eval_prompts 4"
 
 
 def commands(page):
-    """The commands of a page, without comments; a line that goes on is one command."""
+    """Return the commands of a page without comments, with continued lines joined."""
     found = []
     for block in re.findall(r"^ *```bash\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         text = re.sub(r" *\\\n\s*", " ", block)
@@ -51,7 +51,7 @@ def commands(page):
 
 
 def files(page):
-    """{name: text} of the ```python blocks whose first line is a comment with a file name."""
+    """Return {name: text} of the ```python blocks whose first line is a comment with a file name."""
     blocks = re.findall(
         r"^```python\n# (\w+\.py)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
@@ -59,7 +59,7 @@ def files(page):
 
 
 def small(command):
-    """A command whose script takes a step; of `accelerate launch` the script alone."""
+    """Make a command train for one step; `accelerate launch` becomes `python`."""
     if re.search(rf"{SCRIPT}\b.*--help", command):
         return command.replace("accelerate launch", "python")
     if "recipes.py run" in command:
@@ -72,7 +72,7 @@ def small(command):
 
 
 def takes_steps(name):
-    """Whether a script trains: the eight scripts, recipes and `recipes.py run`."""
+    """Return whether a script trains: the eight scripts, recipes and `recipes.py run`."""
     folders = (ROOT, ROOT / "examples/recipes")
     return name == "mine" or any((folder / f"{name}.py").exists() for folder in folders)
 

@@ -157,7 +157,7 @@ def test_glossary_names_the_metrics(name, tmp_path):
     if name == "dpo":
         run(name, tmp_path / "b", *"--max_steps 0 --eval_dataset embedded --eval_prompts 4".split())
         logged |= {key.replace("pass@4", "pass@k") for row in metric_rows(tmp_path / "b") for key in row} - {"step"}
-    section = section_of_metrics("dpo.py")  # of reward_model.py it says: the same without logps/
+    section = section_of_metrics("dpo.py")  # for reward_model.py it says: the same without logps/
     documented = [named_metrics(text) for text in (section_of_metrics("Every script"), section)]
     if name == "reward_model":
         documented[1] -= {"logps/chosen", "logps/rejected"}

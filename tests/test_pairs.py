@@ -133,7 +133,7 @@ def test_held_out_pairs_share_no_prompt(tmp_path):
             {"prompt": USER, **{key: [SYSTEM, *USER, say(key)] for key in ("chosen", "rejected")}},
             "found system, user, assistant",
         ),
-        # of two dialogues one answers another prompt
+        # one of two dialogues answers another prompt
         (
             {"prompt": USER, "chosen": [*USER, say("b")], "rejected": [{"role": "user", "content": "3+3?"}, say("c")]},
             "after the prompt (user), found user, assistant",

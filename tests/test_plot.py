@@ -29,7 +29,7 @@ def run(tmp_path):
 
 
 def output_of(capsys, *words):
-    """The exit code and the one line of a command."""
+    """Return the exit code and the one line of a command."""
     code = plot.main([*map(str, words)])
     out, err = capsys.readouterr()
     assert (out + err).count("\n") == 1 and bool(err) == bool(code)
@@ -182,7 +182,7 @@ def test_missing_matplotlib_says_what_to_install(run, monkeypatch, capsys):
 
 @drawing
 def test_thick_line_is_the_seed_mean():
-    """Over the steps that all have reached; none if one ends before another begins."""
+    """The mean covers the steps that all runs reached; there is none if one ends before another begins."""
     axis = plot.pyplot().subplots()[1]
     seeds = [[{"step": step, "m": float(step * i)} for step in range(last)] for i, last in ((1, 4), (3, 3))]
     plot.plot_metric(axis, [plot.Run("a", {}, rows) for rows in seeds], "m", True)

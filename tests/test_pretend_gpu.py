@@ -10,7 +10,7 @@ from testbed import ALL, ONLY
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory):
-    """What pretend_worker.py counts, in a process of its own: the switches of the device are process-wide."""
+    """Return the counts of pretend_worker.py, a subprocess because the device's switches are process-wide."""
     file = tmp_path_factory.mktemp("pretended") / "counted.json"
     result = run_processes("tests/helpers/pretend_worker.py", file)
     assert result.returncode == 0, result.stderr

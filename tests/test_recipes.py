@@ -47,7 +47,7 @@ SMALL += ["--max_new_tokens", "32"]
 
 @pytest.fixture(scope="module")
 def modules():
-    """{name: module} of the scripts that the recipes make."""
+    """Return {name: module} of the scripts made by the recipes."""
     return {name: recipes.load(recipes.made(name), name) for name in NAMES}
 
 
@@ -329,7 +329,7 @@ OTHER_SCRIPT |= {case: "dapo.py" for case in RECIPE_OF if case.startswith("split
 
 @pytest.fixture(scope="module")
 def case_modules(modules):
-    """{case: module} of the recipe that a case concerns."""
+    """Return {case: module} of the recipe for each case."""
     made = {case: modules[name] for case, name in RECIPE_OF.items()}
     for case, base in OTHER_SCRIPT.items():
         made[case] = recipes.load(recipes.made(RECIPE_OF[case], base), f"of_{base.removesuffix('.py')}")
@@ -462,7 +462,7 @@ def task(tmp_path_factory):
 
 @pytest.fixture
 def sampled(modules, task):
-    """(module, args, tokenizer, lm, batch): a rollout of a model that writes any token, `]` and <eos> too."""
+    """Return (module, args, tokenizer, lm, batch): a rollout of a model that samples all tokens, also `]` and <eos>."""
     module = modules["calculator"]
     args = module.Args(model_name_or_path=str(task[1] / "model"), dataset=str(task[1]), group_size=4, max_new_tokens=40)
     tokenizer, lm = module.load_policy(args, Accelerator(cpu=True))
@@ -496,7 +496,7 @@ def test_ratios_hold_across_the_seam(sampled):
 
 @pytest.mark.parametrize("most, last", [(40, "#### 103"), (30, "#### "), (26, "#")])
 def test_two_calls_then_an_answer(most, last, modules, task, monkeypatch):
-    """What a hand-made model is asked, turn by turn, and the row that comes out, which has at most `most` tokens."""
+    """Return the prompts of a scripted model, turn by turn, and the resulting row of at most `most` tokens."""
     module, tokenizer, asked = modules["calculator"], task[0].make_tokenizer(), []
     turns = [["[47+85]", "#### 5<eos>"], ["[132-29]"], ["#### 103<eos>"]]
 
@@ -535,7 +535,7 @@ def test_run_learns_to_call(modules, task, tmp_path):
 
 
 def test_advantage_is_gradient_of_teacher_kl(modules):
-    """Of one token, summed over the vocabulary: the mean of -A grad log pi is the gradient of the KL."""
+    """For one token, the sum over the vocabulary of -pi A grad log pi is the gradient of the KL."""
     module, args = modules["distill"], modules["distill"].Args()
     generator = torch.Generator().manual_seed(0)
     logits, teacher = torch.randn(2, 5, generator=generator, dtype=torch.float64)
@@ -583,7 +583,7 @@ def test_row_sees_the_first_right_answer(modules):
 
 
 def test_the_teacher_reads_the_right_answer(modules):
-    """Its log-probs are those of plain forwards over its own text, row by row."""
+    """Its log-probs match plain forwards over its text, row by row."""
     module = modules["sdpo"]
     _, _, tokenizer, lm = embedded()
     args = module.Args(group_size=4, micro_batch_size=8, prompt_template="{prompt} ")
@@ -742,7 +742,7 @@ def test_dcpo_has_its_own_max_ratio():
     ],
 )
 def test_adapted_value_survives_a_resume(name, options, metric, modules, tmp_path):
-    """Of the warm-up that is the step, at which AdamW begins to count the policy's own."""
+    """For critic_warmup it is the step from which AdamW counts the policy's updates."""
     sizes = "--prompts_per_step 8 --group_size 2 --eval_every 0 --save_every 2 --lr_scheduler linear --max_steps 4"
     words = [*sizes.split(), *options.split()]
     rows = train(modules[name], tmp_path / "a", *words)[1:]
@@ -805,7 +805,7 @@ def test_pair_is_best_and_worst_finished(modules):
         made.append(module.make_pairs(Accelerator(cpu=True), lambda *_, s=samples: s, [prompt], (0,), args, metrics))
     ((pair,), (row,)), nothing = made
     assert (pair.prompt, pair.chosen, pair.rejected) == (prompt.ids, [5, 1], [7, 1]) and nothing == ([], [])
-    assert (row["chosen"], row["rejected"]) == ("b", "d")  # of equal ones the first
+    assert (row["chosen"], row["rejected"]) == ("b", "d")  # the first of equal ones
     result = metrics.reduce(Accelerator(cpu=True))
     assert result["pairs/yield"] == 0.5 and result["pairs/truncated"] == 0.2
 
@@ -870,7 +870,7 @@ def test_pass_rates_agree_across_processes(modules):
 
 
 def test_resumed_curriculum_draws_the_same(modules, tmp_path):
-    """Of 24 prompts 12 are drawn in a step, so the draws of steps 3 and 4 need the rates of the first two."""
+    """A step draws 12 of 24 prompts, so the draws of steps 3 and 4 depend on the rates of steps 1 and 2."""
     rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(rows[:24]), encoding="utf-8")
     (tmp_path / "test.jsonl").write_text("".join(rows[24:28]), encoding="utf-8")

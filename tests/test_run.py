@@ -155,7 +155,7 @@ def test_no_steps_write_no_model(tmp_path, capsys):
 
 
 def tracked(folder):
-    """{metric: values} that TensorBoard wrote into the folder of a run."""
+    """Return {metric: values} that TensorBoard wrote into the folder of a run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "grpo")).Reload()

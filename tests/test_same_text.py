@@ -56,5 +56,5 @@ def test_fix_copies_what_is_shared(tmp_path, monkeypatch, capsys):
     texts = {script: (tmp_path / script).read_text(encoding="utf-8") for script in sources}
     assert {script for script in texts if "# Of a loss." in texts[script]} == {"grpo.py", "dr_grpo.py", "dapo.py"}
     assert {script for script in texts if "# Of a run." in texts[script]} == {"grpo.py", "dr_grpo.py", "gspo.py"}
-    assert same_text.fixed("dapo.py", SOURCES) == {}  # what dapo.py alone has is copied nowhere
+    assert same_text.fixed("dapo.py", SOURCES) == {}  # functions only in dapo.py are not copied
     assert texts["mine.py"] == SOURCES["grpo.py"]

@@ -122,7 +122,7 @@ def test_adapters_keep_shared_prompts(capsys, caplog):
 
 
 def test_run_without_shortcuts_is_the_same(few_pairs, tmp_path):
-    """On given pairs, so that no step samples; the evaluation decodes greedily."""
+    """Trains on given pairs, so that no step samples; the evaluation decodes greedily."""
     sizes = (
         "--max_steps 3 --pairs_per_step 8 --eval_prompts 8 --eval_samples 1 --eval_temperature 0 --eval_every 0".split()
     )
@@ -232,18 +232,18 @@ def hook(module):
 
 
 def pre_hook(module):
-    """As pruning and weight norm work."""
+    """Like pruning and weight norm."""
     module.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
 
 
 def replaced_forward(module):
-    """As Accelerate's hooks do."""
+    """Like Accelerate's hooks."""
     forward = module.forward
     module.forward = lambda x: 1.5 * forward(x)
 
 
 def subclass(module):
-    """As quantized and parametrized layers are."""
+    """Like quantized and parametrized layers."""
     plain = type(module)
     module.__class__ = type("Scaled", (plain,), {"forward": lambda self, x: 1.5 * plain.forward(self, x)})
 

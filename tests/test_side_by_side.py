@@ -278,13 +278,13 @@ STEPS = {  # how vectors/ calls what the cards show
 
 
 def expected_rows(state, name):
-    """[(advantage, push)] of the rows of one algorithm, by the program that writes the test vectors."""
+    """Return [(advantage, push)] of the rows of one algorithm, from the generator of the vectors."""
     rewards = [state[f"reward{row}"] for row in range(1, 9)]
     deviation, step = STEPS[name]
     options = {"baseline": "group_mean", "deviation": deviation, "std_ddof": 1, "std_eps": 1e-6}
     inputs, operation = {"rewards": [rewards]}, advantages.group_advantages
     if name == "dcpo":
-        right = round(8 * state["earlier"])  # of the eight rows of each earlier visit
+        right = round(8 * state["earlier"])  # the eight rows of each earlier visit
         earlier = [[1.0] * right + [0.0] * (8 - right)] * round(state["visits"])
         inputs, operation = {"visits": [*earlier, rewards]}, advantages.smoothed_advantages
         options = {"std_ddof": 0, "smooth": True}

@@ -10,7 +10,7 @@ import step_path
 
 
 def functions_of(lines):
-    """{file: names of its functions} of the lines that it prints."""
+    """Return {file: names of its functions} from the printed lines."""
     found = [re.fullmatch(r" *([\w/]+\.py), (\d+) lines: (.*)", line) for line in lines if ".py" in line]
     assert all(int(row[2]) > 0 for row in found)
     return {row[1]: row[3].split(", ") for row in found}

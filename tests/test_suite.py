@@ -34,7 +34,7 @@ NAMES = {
     "test_group_of_one_is_refused": FAMILY,
     # dapo's rounds: test_dapo.py
     "test_seeds_of_steps_and_processes": [name for name in SCRIPTS if not hasattr(script(name), "dynamic_sampling")],
-    "test_max_steps_zero_only_evaluates": ["grpo"],  # what is printed and written does not depend on the script
+    "test_max_steps_zero_only_evaluates": ["grpo"],  # output does not depend on the script
     "test_bad_input_of_all_scripts": ["grpo"],
     "test_imports_have_no_side_effect": ["grpo"],  # all in one process
     "test_it_learns": ["grpo", "ppo"],  # test_whole_updates.py has whole runs of all
@@ -71,7 +71,7 @@ def test_unscored_batch_changes_nothing(name, tmp_path, monkeypatch):
     options = "--max_steps 3 --prompts_per_step 8 --group_size 4 --lr_scheduler linear --max_new_tokens 24"
     options += f" --eval_every 0 --eval_prompts 4 --eval_samples 4 --reward {__name__}:none_in_step_2"
     options = [*options.split(), *needed(module)]
-    for coefficient in ("kl_coef", "entropy_coef"):  # what trains without rewards is off, where it can be
+    for coefficient in ("kl_coef", "entropy_coef"):  # losses without rewards are off, where possible
         field = module.Args.__dataclass_fields__.get(coefficient)
         if field and "gt" not in field.metadata["bounds"]:
             options += [f"--{coefficient}", "0"]
@@ -225,7 +225,7 @@ def test_resume_is_bit_exact(name, tmp_path, capsys):
 
 
 def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
-    """It writes its completions to samples.jsonl, and prints the first prompt as the model gets it."""
+    """The run writes its completions to samples.jsonl, and prints the first prompt as the model gets it."""
     run(name, tmp_path, "--max_steps", 0, "--prompt_template", "1+{prompt}", "--max_new_tokens", 16)
     (row,) = metric_rows(tmp_path)
     assert row["step"] == 0 and {"eval/pass@1", "eval/pass@4", "eval/length"} <= row.keys()
@@ -233,7 +233,7 @@ def test_max_steps_zero_only_evaluates(name, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert re.search(r"\nstep 0: eval/pass@1 [\d.]+, .*\n0 steps, ", printed)
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(samples) == 16 and len({sample["prompt"] for sample in samples}) == 4  # of eight
+    assert len(samples) == 16 and len({sample["prompt"] for sample in samples}) == 4  # out of eight
     assert all(sample["step"] == 0 and sample["evaluation"] is True for sample in samples)
     tokenizer = load_tokenizer("embedded")
     cut = [sample["truncated"] for sample in samples]

@@ -115,7 +115,7 @@ def test_page_output_matches_trl(ask):
 
 
 def rows():
-    """[(thread and question, answer)] of the table of open questions."""
+    """Return [(thread and question, answer)] of the table of open questions."""
     part = PAGE.partition("## Open questions that a case settles\n")[2].partition("\n## ")[0]
     lines = [line for line in part.splitlines() if line.startswith("| [")]
     found = [line.strip("| ").rsplit(" | ", 1) for line in lines]

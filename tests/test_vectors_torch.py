@@ -37,7 +37,7 @@ def same(name, answer):
 
 
 def warped(logits, options, names=tuple(WARPERS)):
-    """What transformers samples from: logits, with -inf for tokens that it drops."""
+    """Return the logits that transformers samples from, with -inf for dropped tokens."""
     for name in names:
         if name in options:
             logits = WARPERS[name](options[name])(None, logits)
@@ -179,7 +179,7 @@ def test_penalty_grows_with_pass_rate(name):
 
 
 def outcomes(logprobs, chosen, tail):
-    """The log-probs of the chosen tokens and, with a tail, of all others together."""
+    """Return the log-probs of the chosen tokens and, with a tail, of all others together."""
     kept = logprobs.gather(1, chosen)
     if tail == "renormalized":
         return kept.log_softmax(dim=1)

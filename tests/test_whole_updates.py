@@ -67,7 +67,7 @@ GROUPS = [
 
 
 def completion(question, kind):
-    """The text of a completion, and whether its stop token follows."""
+    """Return the text of a completion, and whether its stop token follows."""
     terms, answer = question[:-1], PROBLEMS.get(question, 0)
     return {
         "steps": (f"{terms}={answer}\n#### {answer}", True),
@@ -109,7 +109,7 @@ class Sampler:
         }
 
     def group(self, question):
-        """The four completions of this visit."""
+        """Return the four completions of this visit."""
         number = list(PROBLEMS).index(question) + 3 * self.visits[question]
         self.visits[question] += 1
         return [completion(question, kind) for kind in GROUPS[number % len(GROUPS)]]
@@ -138,7 +138,7 @@ def save_random(auto_class, folder, **changes):
 
 
 def run_script(module, folder, start, options):
-    """The script's `main` with these options: the rows of metrics.jsonl by step; its model is in folder/run/model."""
+    """Run the script's `main`; return the lines of metrics.jsonl by step. The model is in folder/run/model."""
     argv = ["--output_dir", str(folder / "run"), "--model_name_or_path", str(start)]
     for name, value in options.items():
         if isinstance(value, bool):
@@ -223,12 +223,12 @@ def rows_of(draw, tokenizer, o):
 def read(model, row, temperature=1.0):
     """Log-probs of the tokens of a completion (T,), and the entropies of the distributions they come from (T,)."""
     logits = model(torch.tensor([row.prompt + row.tokens])).logits[0] / temperature
-    logprobs = logits[len(row.prompt) - 1 : -1].log_softmax(dim=1)  # (T, V): of the token after each place
+    logprobs = logits[len(row.prompt) - 1 : -1].log_softmax(dim=1)  # (T, V), for the token after each position
     return logprobs[range(len(row.tokens)), row.tokens], -(logprobs.exp() * logprobs).sum(dim=1)
 
 
 def weighted_reward(row):
-    """The two parts of --reward with their weights."""
+    """Return the weighted sum of the two --reward functions."""
     return 1.0 * row.right + 0.5 * row.equations
 
 
@@ -276,7 +276,7 @@ def deviation(values, ddof):
 
 
 class Log(defaultdict):
-    """What a plain loop notes down in a step: of `group/name` all values, to be averaged, or the largest one."""
+    """What a plain loop logs in a step: all values of `group/name`, to be averaged, or the largest one."""
 
     def __init__(self):
         super().__init__(list)
@@ -329,7 +329,7 @@ class GRPO:
         return torch.minimum(ratio * row.advantage, ratio.clamp(*self.bounds(row)) * row.advantage)
 
     def weight(self, row, minibatch):
-        """Of a token of this row: the mean over rows of the mean over tokens."""
+        """Return the weight of a token of this row: the mean over rows of the mean over tokens."""
         return 1 / len(row.tokens) / len(minibatch)
 
 
@@ -377,7 +377,7 @@ class DCPO(GRPO):
     """arXiv 2509.02333: bounds by each token's old probability (Eq. 27), advantages smoothed over visits (A.7)."""
 
     def rollouts(self, draws):
-        history = {}  # of a question the rewards of each of its visits
+        history = {}  # {question: the rewards of each of its visits}
         for groups in draws:
             visits = {}
             for group in groups:
@@ -464,7 +464,7 @@ def test_group_relative(name, paper, own, start, tmp_path, monkeypatch):
     assert len(set(second)) == 3 and set(first) & set(second)  # one is drawn twice, one comes back: DCPO remembers
     draws, paper = [rows_of(draw, sampler.tokenizer, o) for draw in sampler.draws], paper(o)
     policy, logs = train_family(start, paper.rollouts(draws), paper, o)
-    assert max(ratios[:3]) == 1 < max(ratios[3:6])  # of the first minibatch and of the second one
+    assert max(ratios[:3]) == 1 < max(ratios[3:6])  # of the first and the second minibatch
     assert_happens(logs[0], "policy/clip_fraction_low", "policy/clip_fraction_high")
     assert min(logs[0]["optim/grad_norm"]) > o.max_grad_norm
     assert_same(rows, logs)
@@ -476,7 +476,7 @@ def test_group_relative(name, paper, own, start, tmp_path, monkeypatch):
 
 def recipe(name):
     """Return the module of a recipe, put into its script."""
-    import recipes  # of examples/, which a fork may lack
+    import recipes  # from examples/, which a fork may lack
 
     return recipes.load(recipes.made(name), name)
 
@@ -491,7 +491,7 @@ class Critic(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def values(self, row):
-        """What is expected before each token of the completion (T,)."""
+        """Return the values before each token of the completion (T,)."""
         hidden = self.backbone(torch.tensor([row.prompt + row.tokens])).last_hidden_state[0]
         return hidden[len(row.prompt) - 1 : -1] @ self.weight + self.bias
 
@@ -640,7 +640,7 @@ def check_ppo(module, options, start, tmp_path, monkeypatch, without=()):
 
 
 def test_ppo_with_a_reward_model(start, tmp_path, monkeypatch):
-    """It scores what it is trained on: the prompt in the run's template, the completion, and EOS where that ended."""
+    """It scores text in the training format: the prompt in the run's template, the completion, and EOS if it ended."""
     scorer = save_random(AutoModelForSequenceClassification, tmp_path / "scorer", num_labels=1)
     own = dict(reward=[f"rm:{scorer}"], system_prompt="1+1=2", prompt_template="= {prompt}", max_steps=1)
     options = {name: value for name, value in PPO.items() if not name.startswith("reward")} | own
@@ -664,7 +664,7 @@ PAIRS = OPTIMIZER | dict(
     max_grad_norm=0.02,
     eval_every=1,
     warmup_steps=1,
-    max_steps=3,  # as many as the pairs fill
+    max_steps=3,  # the steps that the pairs fill
 )
 
 
@@ -694,7 +694,7 @@ def passes(pairs, o, seed=0):
 
 
 def take_step(model, optimizer, losses, step, o, log):
-    """The mean loss of the pairs, clipped gradients, AdamW."""
+    """One optimizer step: the mean loss of the pairs, clipped gradients, AdamW."""
     optimizer.param_groups[0]["lr"] = rate(step, o)
     loss = sum(losses) / len(losses)
     loss.backward()

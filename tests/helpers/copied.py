@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = [ROOT, *(ROOT / name for name in ("tools", "lab", "examples", "tests", "tests/helpers"))]
 QUICK = "--max_steps 2 --save_every 1 --output_dir".split()
 SIZES = dict(prompts_per_step=4, group_size=4, micro_batch_size=8, max_new_tokens=32, eval_prompts=2, eval_samples=2)
-SIZES |= dict(eval_k=1, pairs_per_step=2)  # of these the options that a script has
+SIZES |= dict(eval_k=1, pairs_per_step=2)  # used as far as the script has the option
 
 
 def is_ours(path):

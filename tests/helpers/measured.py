@@ -54,7 +54,7 @@ def random_policy(args, sizes, accelerator):
 
 
 def measured(action, live, device):
-    """(peak, what is left) in bytes handed out by torch's allocator, `live` of them before `action`.
+    """Return (peak, bytes left) of torch's allocator during `action`, with `live` bytes allocated before.
 
     Resident memory would also hold the interpreter and the libraries, more than a model this small.
     """
@@ -76,7 +76,7 @@ def measured(action, live, device):
 
 
 def measured_step(args, sizes, bf16=False, device="cpu"):
-    """{phase: bytes}: the peaks of the rollout and of the update, with AdamW's state there as after a first step."""
+    """Return {phase: peak bytes} of rollout and update, with AdamW's state allocated as after a first step."""
     gc.collect()
     AcceleratorState._reset_state(True)  # other tests may change the precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if bf16 else "no")

@@ -106,8 +106,7 @@ def run(function, args, kwargs):
 
 
 def check_index(function, args):
-    """What CUDA allows: it copies CPU indices to the GPU, takes values if they are a number, and waits for the count of
-    a mask."""
+    """Allow what CUDA does: copy CPU indices to the GPU, take values that are a number, and wait for the count of a mask."""
     indexed, values = args[0], args[2] if len(args) > 2 else None
     indices = [x for x in args[1] if x is not None]
     if not isinstance(indexed, Gpu):

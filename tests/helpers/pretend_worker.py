@@ -66,7 +66,7 @@ def options_of(module, folder):
 
 
 def update_waits(name, folder):
-    """[[what, line, number], ...] for two updates of a script: in one micro-batch of 8 rows, and in four of 2."""
+    """Return [[what, line, number], ...] for updates with one micro-batch of 8 rows, and with four of 2."""
     module, counted = importlib.import_module(name), []
     update = module.update
 

@@ -32,7 +32,7 @@ ZAMBA = dict(mamba_d_state=4, n_mamba_heads=2, mamba_ngroups=1, num_mem_blocks=1
 SHARED_KEYS = dict(num_kv_shared_layers=1, layer_types=["full_attention"] * 2)
 PER_LAYER = dict(global_head_dim=8, vocab_size_per_layer_input=40, hidden_size_per_layer_input=4)
 
-ARCHITECTURES = {  # {model type: what its small configuration has beside SIZES and IDS}
+ARCHITECTURES = {  # {model type: settings beyond SIZES and IDS}
     "qwen2": KEYS,
     "llama": KEYS,
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4),  # absolute positions

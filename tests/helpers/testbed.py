@@ -26,7 +26,7 @@ UPDATE = ("accelerator", "model", "reference", "optimizer", "batch", "args", "me
 
 
 def found():
-    """{script: the arguments of its `compute_advantages`, or ""} of the scripts, which have a `class Args`."""
+    """Return {script: arguments of its `compute_advantages`, or ""} of all files with a `class Args`."""
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("*.py"))}
     scripts = {name: source for name, source in sources.items() if re.search(r"^class Args\b", source, re.MULTILINE)}
     scripts = {name: source for name, source in scripts.items() if name in (ONLY or SHIPPED)}  # no mine.py
@@ -49,7 +49,7 @@ def script(name):
 
 
 def can_be_called(function, *names):
-    """Whether these are its first arguments, and all others can be left out."""
+    """Return whether these are its first arguments, and all others have defaults."""
     parameters = list(inspect.signature(function).parameters.values())
     first, rest = parameters[: len(names)], parameters[len(names) :]
     has_default = all(parameter.default is not parameter.empty for parameter in rest)
@@ -57,7 +57,7 @@ def can_be_called(function, *names):
 
 
 def knows_advantages(module):
-    """Whether `compute_advantages` can be called without the script's `main`: with rewards, and perhaps the prompts' past."""
+    """Return whether `compute_advantages` can be called outside `main`: with rewards, and perhaps the prompts' past."""
     own = getattr(module, "compute_advantages", None)
     return own is not None and any(can_be_called(own, "rewards", "args", *more) for more in ((), ("past",)))
 
@@ -204,9 +204,9 @@ def hand_made_batch(tokenizer, args, groups=8, group_size=4):
 
 
 def fill(module, batch, rewards, args):
-    """What the script's `update` expects of a rollout: the rewards, and the advantages, which ppo computes itself.
+    """Return the batch that the script's `update` expects: rewards, and advantages, which ppo computes itself.
 
-    Advantages with arguments that nobody else knows are made by the script's own `main`, of rewards of its own.
+    If `compute_advantages` has unknown arguments, the script's own `main` computes them, from its own rewards.
     """
     batch = batch | {"rewards": rewards}
     if hasattr(module, "load_critic"):
@@ -337,7 +337,7 @@ def run_script(*arguments, processes=1, cwd=None, env=None, timeout=300):
 
 @functools.cache
 def fresh_interpreter():
-    """What an interpreter of its own does with the scripts: {"imported": what importing them all printed and wrote,
+    """Import the scripts in a subprocess; return {"imported": what importing them printed and wrote,
     "help": {script: what `--help` prints}}; `--help` must load neither `datasets` nor a model class."""
     scripts = ALL
     code = f"""import contextlib, importlib, io, json, os, runpy, sys
