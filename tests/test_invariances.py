@@ -287,7 +287,7 @@ CHANGES_OF_PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("options, change, why", CHANGES_OF_PAIRS.values(), ids=CHANGES_OF_PAIRS)
-def test_gradient_of_pairs_is_invariant(name, options, change, why, monkeypatch):
+def test_pair_gradient_is_invariant(name, options, change, why, monkeypatch):
     whole, (module, args, model, pairs) = expected_pairs(name), prepared_pairs(name, **options)
     if change is None:
         pairs, change = pairs[::-1], dict
@@ -297,7 +297,7 @@ def test_gradient_of_pairs_is_invariant(name, options, change, why, monkeypatch)
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_gradient_of_pairs_is_invariant_to_fast(name, speed_up):
+def test_pair_gradient_is_invariant_to_fast(name, speed_up):
     module, args, model, pairs = prepared_pairs(name, fast=True)
     if not hasattr(module, "completion_logprobs"):
         pytest.skip("a model of scores has no shortcuts")
@@ -306,7 +306,7 @@ def test_gradient_of_pairs_is_invariant_to_fast(name, speed_up):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_gradient_of_pairs_is_invariant_to_processes(name):
+def test_pair_gradient_is_invariant_to_processes(name):
     def one_process(accelerator):
         *rest, pairs = prepared_pairs(name, micro_batch_size=6)
         return updated_pairs(*rest, pairs[accelerator.process_index :: 2], accelerator)

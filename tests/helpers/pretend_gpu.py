@@ -106,7 +106,7 @@ def run(function, args, kwargs):
 
 
 def check_index(function, args):
-    """Allow what CUDA does: copy CPU indices to the GPU, take values that are a number, wait for the count of a mask."""
+    """Allow what CUDA does: copy CPU indices to the GPU, take values that are numbers, wait for a mask's count."""
     indexed, values = args[0], args[2] if len(args) > 2 else None
     indices = [x for x in args[1] if x is not None]
     if not isinstance(indexed, Gpu):
