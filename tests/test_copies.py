@@ -65,8 +65,8 @@ def test_script_tests_pass_in_a_fork(tmp_path):
 
 
 @pytest.mark.beside("docs")
-def test_what_the_page_copies_is_enough(tmp_path):
-    """docs/fork.md: its command, its folders for the tests, its three steps. A collection died for want of a page."""
+def test_copied_files_are_enough(tmp_path):
+    """docs/fork.md: its command, its folders for the tests, its three steps. Collection failed without some page."""
     page = (ROOT / "docs/fork.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"cp -r (.*) \.\./mine && cd", page)
     (folders,) = re.findall(r"^Add .*, and (.*?) for the tests", page, re.MULTILINE)

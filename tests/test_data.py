@@ -82,7 +82,7 @@ def test_other_columns_by_name(tmp_path):
     assert loaded.columns == {"prompt": "wrong", "answer": "0", "gold": 4}
 
 
-def test_files_are_mixed_as_the_page_says(tmp_path):
+def test_mixing_files_as_documented(tmp_path):
     """docs/run.md: four rows of a.jsonl to one of b.jsonl, none of them twice, and a date stays text."""
     page = (ROOT / "docs/run.md").read_text(encoding="utf-8")
     (commands,) = re.findall(r"```bash\n(cat a.jsonl .*?)```", page, re.DOTALL)

@@ -148,8 +148,8 @@ def test_resume_continues_the_history(tmp_path, monkeypatch):
     assert utilization[0] == 1 - nearly_equal[0] and utilization[3] > 1 - nearly_equal[3]
 
 
-def test_a_group_without_rewards_is_no_visit(tmp_path, monkeypatch):
-    """It counted as a visit with rewards of 0."""
+def test_unscored_group_is_not_a_visit(tmp_path, monkeypatch):
+    """It was counted as a visit with rewards of 0."""
     seen = []
     monkeypatch.setattr(dcpo.History, "write", lambda self, prompts, rows: seen.extend(rows.tolist()))
     (tmp_path / "mine.py").write_text(

@@ -84,7 +84,7 @@ def test_accelerate_gets_the_device(monkeypatch):
 
 
 def test_fsdp2_on_a_cpu_is_refused(monkeypatch):
-    """Accelerate trained with DDP, without a word."""
+    """Accelerate silently trained with DDP."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(Exit, match="FSDP2 needs GPUs: use configs/ddp.yaml on a CPU"):

@@ -93,7 +93,7 @@ def test_named_things_exist(page):
         assert re.search(rf"^def test_\w*{word}", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), word
 
 
-def test_what_to_watch_is_complete():
+def test_warnings_and_ranges_are_listed():
     """docs/watch.md: each warning, and a range for what only ppo.py, dpo.py and reward_model.py log."""
     page = (ROOT / "docs/watch.md").read_text(encoding="utf-8")
     warnings = page.split("A run warns after five steps")[1].split("\n\n")[0]
@@ -104,7 +104,7 @@ def test_what_to_watch_is_complete():
     assert len(own) == 10 and own <= ranges
 
 
-def test_what_drew_the_figures_is_at_its_commit():
+def test_figure_programs_are_at_their_commits():
     page = (ROOT / "lab/results/README.md").read_text(encoding="utf-8").partition("The pictures in")[2]
     for programs, commit in re.findall(r"(.*?) at ([0-9a-f]{8})", page):
         if subprocess.run(["git", "cat-file", "-e", commit], cwd=ROOT, capture_output=True).returncode:
@@ -118,8 +118,8 @@ def read_requirements(name):
     return {own.name: own.specifier for own in map(Requirement, (line for line in lines if not line.startswith("#")))}
 
 
-def test_an_installed_version_is_kept():
-    """requirements.txt admits the lock, and each torch that docs/run.md names, of any build: else pip would replace it."""
+def test_installed_versions_are_kept():
+    """requirements.txt allows the lock and each torch that docs/run.md names, of any build; else pip replaces it."""
     ranges, locked = read_requirements("requirements.txt"), read_requirements("requirements-lock.txt")
     assert ranges.keys() == locked.keys()
     assert [name for name, one in locked.items() if not ranges[name].contains(next(iter(one)).version)] == []

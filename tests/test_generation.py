@@ -84,7 +84,7 @@ def test_hostile_generation_config_is_ignored(tmp_path, capsys):
 
 
 def test_gradient_checkpointing_has_two_names(monkeypatch):
-    """transformers 6 has the first alone; older releases the second."""
+    """transformers 6 has only the first; older releases the second."""
     called = []
     for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         monkeypatch.setattr(PreTrainedModel, name, lambda self, kwargs, name=name: called.append((name, kwargs)))

@@ -83,7 +83,7 @@ def test_metrics_can_be_named(run, capsys):
     assert code == 2 and "curiculum/*" in line and "reward/mean" in line
 
 
-def test_what_only_a_fork_logs_is_plotted():
+def test_metrics_of_a_fork_are_plotted():
     """It was neither plotted nor named."""
     rows = [
         GROUPS | {"step": s, "policy/mine": s / 2, "own": s / 3, "eval/own": 4, "eval/pass@16": s / 5} for s in (1, 2)
@@ -96,8 +96,8 @@ def test_what_only_a_fork_logs_is_plotted():
     assert len(names) > 50 and [name for name in names if not any(fnmatch.fnmatch(name, x) for x in known)] == []
 
 
-def test_runs_that_differ_in_the_seed_alone_are_one(run):
-    """By --seed N in default folders, too. Another option, or a script that was changed in between, is another run."""
+def test_seeds_of_a_run_are_grouped(run):
+    """Also with --seed N in default folders. Other options, or a script changed in between, make another run."""
     times = [f"mine-20261128-09000{i}-123456" for i in range(6)]
     options = [dict(seed=0), dict(seed=1), dict(seed=2), dict(seed=0, kl_coef=0.1)]
     folders = [run(name, GROUPS, **{"kl_coef": 0, **own}) for name, own in zip(times, options, strict=False)]

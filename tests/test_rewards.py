@@ -136,7 +136,7 @@ def test_ctrl_c_passes_through_a_reward(user_file):
         score([reward], [row()], sampled(""))
 
 
-def test_a_function_with_the_name_of_a_rule(user_file):
+def test_function_named_like_a_rule(user_file):
     """Its values were pass@1, and dapo.py scaled them to -1 and 1."""
     path = user_file("def accuracy(completions, **_):\n    return [0.5] * len(completions)\n")
     rewards = chosen(f"{path}:accuracy", "format")

@@ -50,8 +50,8 @@ def test_scripts_answer_the_cases(name, dtype):
     assert wrong == {}
 
 
-def test_a_fork_that_selects_by_entropy_is_not_asked():
-    """Each case without entropies was "x 0" for it, and the suite failed."""
+def test_entropy_selection_is_not_offered():
+    """Cases without entropies were multiplied by 0 for it, and the suite failed."""
     old = 'micro["old_logprobs"], _ = completion_logprobs(model, micro, args)'
     new = 'micro["old_logprobs"], micro["h"] = completion_logprobs(model, micro, args)'
     loss = "loss = (losses * token_weights(mask, totals, args)).sum()"
