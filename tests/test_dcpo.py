@@ -131,7 +131,7 @@ def test_resume_continues_the_history(tmp_path, monkeypatch):
     monkeypatch.setattr(dcpo, "smoothed_advantages", lambda *arguments: seen.append(original(*arguments)) or seen[-1])
 
     def run(name, *arguments):
-        options = f"--dataset {tmp_path}/train.jsonl --prompts_per_step 8 --group_size 4 --output_dir {tmp_path}/{name}"
+        options = f"--dataset {tmp_path} --prompts_per_step 8 --group_size 4 --output_dir {tmp_path}/{name}"
         dcpo.main([*options.split(), "--eval_every", "2", "--save_every", "2", "--eval_samples", "4", *arguments])
         return metric_rows(tmp_path / name)
 

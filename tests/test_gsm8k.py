@@ -49,7 +49,7 @@ def model_folder(tmp_path_factory):
 
 def test_training_and_evaluation_on_gsm8k(model_folder, tmp_path, capsys):
     options = "--max_steps 2 --prompts_per_step 4 --group_size 4 --max_new_tokens 24 --eval_prompts 8 --eval_samples 2"
-    options += f" --model_name_or_path {model_folder} --dataset {GSM8K / 'train.jsonl'} --eval_k 2"
+    options += f" --model_name_or_path {model_folder} --dataset {GSM8K} --eval_k 2"
     grpo.main([*options.split(), "--reward", "accuracy", "format", "--output_dir", str(tmp_path / "run")])
     printed = capsys.readouterr().out
     assert "training: 7473 prompts" in printed and "1319" in printed

@@ -874,7 +874,7 @@ def test_resumed_curriculum_draws_the_same(modules, tmp_path):
     rows = (ROOT / "common" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(rows[:24]), encoding="utf-8")
     (tmp_path / "test.jsonl").write_text("".join(rows[24:28]), encoding="utf-8")
-    words = ["--dataset", str(tmp_path / "train.jsonl"), "--prompts_per_step", "12", "--save_every", "2"]
+    words = ["--dataset", str(tmp_path), "--prompts_per_step", "12", "--save_every", "2"]
 
     def run(name, *more):
         train(modules["curriculum"], tmp_path / name, *words, "--eval_every", "2", *more)

@@ -166,7 +166,7 @@ def run_sampled(module, folder, start, options, monkeypatch):
 
 def write_problems(folder):
     write(folder / "test.jsonl", [{"question": HELD_OUT, "answer": "#### 6"}])
-    return write(folder / "train.jsonl", [{"question": q, "answer": f"#### {a}"} for q, a in PROBLEMS.items()])
+    return write(folder / "train.jsonl", [{"question": q, "answer": f"#### {a}"} for q, a in PROBLEMS.items()]).parent
 
 
 def write(path, rows):
@@ -678,7 +678,7 @@ def write_pairs(folder, tokenizer):
     held_out = {"prompt": HELD_OUT, "chosen": "5+1=6\n#### 6", "rejected": "#### 7"}
     write(folder / "test.jsonl", [held_out])
     pairs = [rows_of_pair(row, tokenizer) for row in rows]
-    return write(folder / "train.jsonl", rows), pairs, rows_of_pair(held_out, tokenizer)
+    return write(folder / "train.jsonl", rows).parent, pairs, rows_of_pair(held_out, tokenizer)
 
 
 def rows_of_pair(pair, tokenizer):
