@@ -45,7 +45,7 @@ KINDS = {  # what a recipe changes
     ),
     "loss": ("cispo", "sapo", "gmpo", "dppo", "dual_clip", "entropy_bonus"),
     "weights": ("tis", "token_mean"),
-    "sampler": ("curriculum", "calculator"),
+    "sampler": ("keep_mask", "curriculum", "calculator"),
     "ppo": ("ppo_penalty", "ppo_adaptive_kl", "critic_warmup"),
     "dpo": ("online_dpo",),
     "teacher": ("distill", "sdpo"),
@@ -57,6 +57,7 @@ SCRIPTS = {  # all others are based on grpo.py
     "critic_warmup": "ppo.py",
     "online_dpo": "dpo.py",
     "tis": "dapo.py",
+    "keep_mask": "dapo.py",
     "gmpo": "gspo.py",
 }
 
@@ -97,7 +98,7 @@ class Source:
 
     def line_trees(self):
         """Return the syntax trees of the replacement lines."""
-        return [ast.parse(textwrap.dedent(text)) for text in self.new_lines.values()]
+        return [parse_lines(textwrap.dedent(text)) for text in self.new_lines.values()]
 
     def names(self):
         """Return the names that the code reads, also attributes (`teacher` in `args.teacher`)."""
@@ -160,6 +161,14 @@ class Source:
         for first, end, text in edits:
             self.lines[first:end] = text.splitlines()
         return "\n".join(self.lines) + "\n"
+
+
+def parse_lines(text):
+    """Return the syntax tree of lines: statements, or else entries of a dict."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return ast.parse(f"{{{text}\n}}")
 
 
 def nodes_of(trees):

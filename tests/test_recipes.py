@@ -31,7 +31,9 @@ from testbed import (
     b1,
     embedded,
     embedded_prompts,
+    gradients,
     hand_made_batch,
+    largest_difference,
     metric_rows,
     ragged,
     script,
@@ -189,6 +191,7 @@ def test_definitions_are_replaced_by_name():
         ("def first(x):\n    return treble(x)\n", "no function `treble`"),
         ("LINES = {'return 2': 'return 3'}\n", "has 0 lines `return 2`"),
         ("LINES = {'unused: int = option(2)': 'return treble(2)'}\n", "no function `treble`"),
+        ("LINES = {'unused: int = option(2)': '\"key\": treble(2),  # of a dict'}\n", "no function `treble`"),
         ("LINES = {'': 'return 3'}\n", "has 10 lines ``"),
     ],
 )
@@ -690,6 +693,93 @@ def test_tis_acts_even_in_one_update(modules, tmp_path):
     other = train(modules["tis"], tmp_path / "other", *one_update, "--sampler_temperature", "0.5")[1]
     assert own["sampler/weight"] == own["sampler/ratio_max"] == 1 and own["sampler/beyond_cap"] == 0
     assert other["sampler/ratio_max"] > 1.5
+
+
+# --- the tokens that sampling kept ---
+
+
+def logprobs_of_table(module, logits, tokens, kept, temperature):
+    """The log-probs (T,) of a completion by `completion_logprobs`, of a model that has these logits (T, V)."""
+    ids = torch.tensor([tokens])
+    mask = torch.ones_like(ids).bool()
+    batch = {"prompts": ids[:, :1], "prompt_mask": mask[:, :1], "completions": ids, "completion_mask": mask}
+    if kept is not None:  # as wide as another micro-batch is long
+        batch["keep_mask"] = torch.nn.functional.pad(torch.tensor([kept]).bool(), (0, 0, 0, 3))
+    output = types.SimpleNamespace(logits=torch.nn.functional.pad(logits[None], (0, 0, 0, 1)))
+    logprobs, entropies = module.completion_logprobs(
+        lambda **inputs: output, batch, module.Args(temperature=temperature)
+    )
+    assert entropies.isfinite().all()
+    return logprobs[0]
+
+
+@pytest.mark.parametrize("case", ["temperature", "kept-set", "ratio-kept-set"])
+def test_log_probs_are_those_over_the_kept_set(case, modules):
+    of_case, found = CASES[f"logprobs/{case}"], []
+    inputs, temperature = of_case["inputs"], of_case["options"]["temperature"]
+    for name in ("logits", "old_logits")[: 1 + ("old_logits" in inputs)]:
+        logits = torch.tensor(inputs[name], requires_grad=True)
+        row = logprobs_of_table(modules["keep_mask"], logits, inputs["tokens"], inputs.get("kept"), temperature)
+        (gradient,) = torch.autograd.grad(row.sum(), logits)
+        found.append((row, gradient))
+    if len(found) == 2:
+        ratios = (found[0][0] - found[1][0]).exp()
+        answer = {"ratios": ratios.tolist(), "mean_ratio": ratios.mean().item()}
+    else:
+        answer = {"logprobs": found[0][0].tolist(), "gradient": found[0][1].tolist()}
+    assert check.compare(of_case, answer, "float32") == (check.SAME, "")
+
+
+def sampled_at(module, top_p, **options):
+    """(args, lm, batch): a rollout of the embedded model."""
+    _, _, tokenizer, lm = embedded()
+    args = module.Args(group_size=4, **options)
+    return args, lm, module.rollout(lm, tokenizer, embedded_prompts()[:8], 4, args.temperature, top_p, (0, 0, 1), args)
+
+
+def test_the_mask_is_what_sampling_kept(modules):
+    """By a forward: fewer than top_k are likelier, then those have less than top_p, then min_p of the likeliest."""
+    module = modules["keep_mask"]
+    args, lm, batch = sampled_at(module, 0.8, temperature=1.7, top_k=5, min_p=0.1)
+    mask = batch["completion_mask"]
+    sampled, seen = batch["completions"][mask], []
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(module, "kept_logits", lambda logits, batch, args: seen.append(logits) or logits)
+        module.completion_logprobs(lm, batch, args)
+    probs, order = (seen[0][mask] / 1.7).softmax(dim=-1).sort(dim=-1, descending=True)
+    kept = torch.arange(probs.shape[1]) < 5
+    probs = probs * kept / (probs * kept).sum(dim=-1, keepdim=True)
+    kept = kept & (probs.cumsum(dim=-1) - probs < 0.8)
+    kept &= probs >= 0.1 * probs[:, :1]
+    expected = torch.zeros_like(kept).scatter(1, order, kept)
+    assert torch.equal(batch["keep_mask"][mask], expected)
+    assert {1, 2, 3} <= set(expected.sum(dim=1).tolist()) and expected.gather(1, sampled[:, None]).all()
+    with torch.no_grad():
+        over_kept, _ = module.completion_logprobs(lm, batch, args)
+    torch.testing.assert_close(over_kept[mask], batch["sampler_logprobs"][mask], atol=1e-4, rtol=0)
+
+
+def test_old_new_and_reference_policy_are_scored_over_the_same_set(modules, tmp_path):
+    still = "--top_p 0.6 --temperature 1.5 --kl_coef 0.1 --learning_rate 1e-30 --max_steps 1".split()
+    kept = train(modules["keep_mask"], tmp_path / "kept", *still)[1]
+    whole = train(modules["keep_mask"], tmp_path / "whole", *still, "--no_keep_mask")[1]
+    assert kept["policy/ratio_max"] == 1 and kept["policy/kl_ref"] == 0
+    assert kept["sampler/ratio"] == pytest.approx(1, abs=1e-5) and whole["sampler/ratio"] < 0.98
+
+
+def test_a_mask_is_cut_with_its_micro_batch(modules):
+    module, found = modules["keep_mask"], []
+    args, lm, batch = sampled_at(module, 0.7, num_minibatches=1, num_epochs=2, max_grad_norm=0.0)
+    batch |= {"loss_mask": batch["completion_mask"], "advantages": torch.randn(32, 1)}
+    for size in (3, 32):
+        steps, _ = gradients(module, dataclasses.replace(args, micro_batch_size=size), lm, batch)
+        found.append(steps[0])
+    assert largest_difference(*found) < 1e-5 * max(float(part.abs().max()) for part in found[0])
+
+
+def test_keep_mask_refuses_a_sampler_without_sets(modules, tmp_path):
+    with pytest.raises(Exit, match="does not return the tokens that it kept"):
+        modules["keep_mask"].main([*SMALL, "--fast", "--output_dir", str(tmp_path / "run")])
 
 
 # --- entropy bonus and dual clip, put into each script ---
