@@ -43,8 +43,8 @@ KINDS = {  # what a recipe changes
         "maxrl",
         "vapo",
     ),
-    "loss": ("cispo", "sapo", "gmpo", "dppo", "dual_clip", "entropy_bonus"),
-    "weights": ("tis", "token_mean"),
+    "loss": ("cispo", "sapo", "gmpo", "dppo", "dual_clip", "entropy_bonus", "kl_cov"),
+    "weights": ("tis", "high_entropy", "token_mean"),
     "sampler": ("keep_mask", "curriculum", "calculator"),
     "ppo": ("ppo_penalty", "ppo_adaptive_kl", "critic_warmup"),
     "dpo": ("online_dpo",),
@@ -58,6 +58,8 @@ SCRIPTS = {  # all others are based on grpo.py
     "online_dpo": "dpo.py",
     "tis": "dapo.py",
     "keep_mask": "dapo.py",
+    "high_entropy": "dapo.py",
+    "kl_cov": "dapo.py",
     "gmpo": "gspo.py",
 }
 

@@ -10,7 +10,7 @@ from testbed import ROOT
 
 EXAMPLES = ROOT / "examples"
 GYM = pytest.param("reasoning_gym_task", marks=pytest.mark.needs("reasoning_gym"))
-WITH_ARGUMENTS = ["calculator_task", "countdown", "gguf_model", "gradient_variance", "json_task", GYM]
+WITH_ARGUMENTS = ["calculator_task", "countdown", "gguf_model", "gradient_variance", "json_task", "split_gradient", GYM]
 
 
 def run(name, words, monkeypatch):
@@ -50,6 +50,16 @@ def test_variance_of_unwritten_recipes(monkeypatch, capsys):
     module.main("embedded", 0.0, "rloo", "grpo")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("seed 0")]
     assert "rloo" in line and "grpo" in line and "best baseline" in line
+
+
+def test_the_split_moves_the_gradient_of_a_micro_batch_threshold_alone(capsys):
+    module = load(EXAMPLES / "split_gradient.py")
+    small = ["--prompts_per_step", "4", "--group_size", "4", "--max_new_tokens", "24", "--share", "0.1"]
+    for recipe in ("high_entropy", "kl_cov"):
+        for threshold, is_right in (("step", True), ("micro_batch", False)):
+            module.main(recipe, *small, "--threshold", threshold)
+            line = next(line for line in capsys.readouterr().out.splitlines() if " 4: " in line)
+            assert (float(line.split()[-1]) < 1e-5) == is_right, line
 
 
 @pytest.mark.needs("reasoning_gym")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import types
+from unittest import mock
 
 import pytest
 import recipes
@@ -307,6 +308,10 @@ CASES = check.load_cases()
 RECIPE_OF = {  # the cases that test_vectors.py does not ask of a recipe
     "advantages/batch-deviation": "lite_ppo",
     "policy/tis": "tis",
+    "splits/kl-cov": "kl_cov",
+    "splits/kl-cov-one": "kl_cov",
+    "splits/top-entropy": "high_entropy",
+    "splits/top-entropy-2": "high_entropy",
     "splits/dapo-entropy-2x2": "entropy_bonus",
     "splits/dapo-group-uneven": "token_mean",
     "splits/ppo-2x2": "dual_clip",
@@ -398,11 +403,22 @@ def pass_rate_curriculum(module, inputs, options, dtype):
     return {"rates": sampler.rates.tolist(), "chances": sampler.probabilities().tolist()}
 
 
-STEPS = ("geometric_mean_step", "policy_step", "weighted_logprob_step")
+def covariance_step(module, inputs, options, dtype):
+    """The forward before the update, without gradients, is one of the current policy."""
+
+    def now(model, micro, args):
+        return model.logprobs.detach()[micro["prompts"][:, 0], : micro["completions"].shape[1]]
+
+    with mock.patch.object(module, "current_logprobs", now):
+        return policy_step(module, inputs, options, dtype)
+
+
+STEPS = ("geometric_mean_step", "policy_step", "top_entropy_step", "weighted_logprob_step")
 OPERATIONS = dict.fromkeys(STEPS, policy_step)
 OPERATIONS |= {
     function.__name__: function
     for function in (
+        covariance_step,
         decoupled_advantages,
         gae_with_two_lambdas,
         group_advantages,
@@ -421,6 +437,12 @@ def test_recipe_matches_its_case(case, dtype, case_modules):
     assert check.compare(of_case, answer, precision) == (check.SAME, "")
 
 
+SELECTIONS = {  # by one threshold for the whole step; with one for each micro-batch, what the case says of the answer
+    "splits/kl-cov": None,  # the case's processes select alone
+    "splits/kl-cov-one": "within each micro-batch",
+    "splits/top-entropy": "within each micro-batch, of all processes together",
+    "splits/top-entropy-2": "within each micro-batch",
+}
 CUTS = {
     "four micro-batches": [[[0, 1], [2, 3], [4, 5], [6, 7]]],
     "two processes with unequal tokens": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
@@ -428,17 +450,29 @@ CUTS = {
 
 
 def is_whole(case):
-    """Return whether a case has eight rows, groups adjacent, and is not cut already."""
+    """Return whether a case is a step of eight rows, groups adjacent, that is not cut already."""
     inputs = CASES[case]["inputs"]
+    if CASES[case]["operation"] not in STEPS:
+        return False
     return "pieces" not in inputs and len(inputs["logprobs"]) == 8 and inputs["groups"] == sorted(inputs["groups"])
 
 
 @pytest.mark.parametrize("pieces", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize("case", [case for case in RECIPE_OF if CASES[case]["operation"] in STEPS and is_whole(case)])
+@pytest.mark.parametrize("case", [*filter(is_whole, RECIPE_OF), *SELECTIONS])
 def test_split_step_has_the_same_gradient(case, pieces, case_modules):
     of_case = CASES[case]
-    answer = policy_step(case_modules[case], of_case["inputs"] | {"pieces": pieces}, of_case["options"], torch.float64)
+    inputs, operation = of_case["inputs"] | {"pieces": pieces}, OPERATIONS[of_case["operation"]]
+    answer = operation(case_modules[case], inputs, of_case["options"], torch.float64)
     assert check.compare(of_case, answer) == (check.SAME, "")
+
+
+@pytest.mark.parametrize("case, says", [(case, says) for case, says in SELECTIONS.items() if says])
+def test_the_threshold_of_a_micro_batch_is_the_usual_wrong_answer(case, says, case_modules):
+    of_case = CASES[case]
+    options = of_case["options"] | {"threshold": "micro_batch"}
+    answer = OPERATIONS[of_case["operation"]](case_modules[case], of_case["inputs"], options, torch.float64)
+    verdict, text = check.compare(of_case, answer)
+    assert verdict == check.OTHER and says in text
 
 
 # Cases of other projects' losses, which no recipe has.
