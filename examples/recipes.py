@@ -41,10 +41,20 @@ KINDS = {  # what a recipe changes
         "lite_ppo",
         "gdpo",
         "maxrl",
+        "length_penalty",
         "vapo",
     ),
-    "loss": ("cispo", "sapo", "gmpo", "dppo", "dual_clip", "entropy_bonus", "kl_cov"),
-    "weights": ("tis", "high_entropy", "token_mean"),
+    "loss": (
+        "cispo",
+        "sapo",
+        "gmpo",
+        "dppo",
+        "dual_clip",
+        "off_policy_mask",
+        "entropy_bonus",
+        "kl_cov",
+    ),
+    "weights": ("tis", "high_entropy", "token_mean", "luspo"),
     "sampler": ("keep_mask", "curriculum", "calculator"),
     "ppo": ("ppo_penalty", "ppo_adaptive_kl", "critic_warmup"),
     "dpo": ("online_dpo",),
@@ -61,6 +71,7 @@ SCRIPTS = {  # all others are based on grpo.py
     "high_entropy": "dapo.py",
     "kl_cov": "dapo.py",
     "gmpo": "gspo.py",
+    "luspo": "gspo.py",
 }
 
 

@@ -318,13 +318,19 @@ RECIPE_OF = {  # the cases that test_vectors.py does not ask of a recipe
     "variants/cispo": "cispo",
     "variants/curriculum": "curriculum",
     "variants/dppo": "dppo",
+    "variants/dppo-square": "dppo",
     "variants/gdpo": "gdpo",
     "variants/gdpo-missing": "gdpo",
     "variants/gmpo": "gmpo",
     "variants/gmpo-cut": "gmpo",
     "variants/icepop": "tis",
+    "variants/length-by-pass-rate": "length_penalty",
+    "variants/luspo": "luspo",
+    "variants/luspo-first-step": "luspo",
     "variants/masked-sampling": "tis",
     "variants/maxrl": "maxrl",
+    "variants/off-policy-mask": "off_policy_mask",
+    "variants/off-policy-mask-token-advantages": "off_policy_mask",
     "variants/sapo": "sapo",
     "variants/sapo-first-step": "sapo",
     "variants/vapo": "vapo",
@@ -333,6 +339,7 @@ RECIPE_OF = {  # the cases that test_vectors.py does not ask of a recipe
 # Put into another script than its own, for the mean of the case: rows in GRPO, tokens in DAPO.
 OTHER_SCRIPT = dict.fromkeys(("policy/tis", "variants/icepop", "variants/masked-sampling"), "grpo.py")
 OTHER_SCRIPT |= {case: "dapo.py" for case in RECIPE_OF if case.startswith("splits/")}
+OTHER_SCRIPT["variants/dppo-square"] = "dapo.py"
 
 
 @pytest.fixture(scope="module")
@@ -355,6 +362,8 @@ def policy_step(module, inputs, options, dtype):
     sizes["group_size"] = len(inputs["logprobs"]) // len(set(inputs["groups"]))
     if options["mean"] == "groups":
         sizes["token_mean"] = "group"
+    if options.get("objective") == "divergence":
+        sizes["square_coef"] = options.get("penalty_coef", 0.0)
     return script_answers.answer_of_step(module, inputs, options, args_of(module, **options, **sizes), dtype)
 
 
@@ -413,7 +422,16 @@ def covariance_step(module, inputs, options, dtype):
         return policy_step(module, inputs, options, dtype)
 
 
-STEPS = ("geometric_mean_step", "policy_step", "top_entropy_step", "weighted_logprob_step")
+def length_penalized_advantages(module, inputs, options, dtype):
+    size = len(inputs["rewards"][0])
+    args = args_of(module, **options, group_size=size)
+    rewards, lengths = flat_rewards(inputs["rewards"], dtype), torch.tensor(inputs["lengths"]).view(-1)
+    advantages = module.compute_advantages(module.penalized_rewards(rewards, lengths, args), args)
+    return {"advantages": advantages.view(-1, size).tolist()}
+
+
+STEPS = ("geometric_mean_step", "off_policy_mask_step", "policy_step", "sampler_square_step", "top_entropy_step")
+STEPS += ("weighted_logprob_step",)
 OPERATIONS = dict.fromkeys(STEPS, policy_step)
 OPERATIONS |= {
     function.__name__: function
@@ -422,6 +440,7 @@ OPERATIONS |= {
         decoupled_advantages,
         gae_with_two_lambdas,
         group_advantages,
+        length_penalized_advantages,
         mean_normalized_advantages,
         pass_rate_curriculum,
     )
@@ -475,15 +494,9 @@ def test_the_threshold_of_a_micro_batch_is_the_usual_wrong_answer(case, says, ca
     assert verdict == check.OTHER and says in text
 
 
-# Cases of other projects' losses, which no recipe has.
-NO_RECIPE = {"dppo-square", "length-by-pass-rate", "luspo", "luspo-first-step"}
-NO_RECIPE |= {"off-policy-mask", "off-policy-mask-token-advantages"}
-
-
-def test_variants_concern_a_recipe_or_none():
-    variants = {case.removeprefix("variants/") for case in CASES if case.startswith("variants/")}
-    asked = {case.removeprefix("variants/") for case in RECIPE_OF if case.startswith("variants/")}
-    assert variants - NO_RECIPE == asked and variants > NO_RECIPE
+def test_all_variants_concern_a_recipe():
+    variants = {case for case in CASES if case.startswith("variants/")}
+    assert variants == {case for case in RECIPE_OF if case.startswith("variants/")}
 
 
 # --- several turns ---

@@ -61,7 +61,7 @@ def takes_steps(module):
 def is_clipped(module):
     """Return whether the script clips a ratio, of tokens or of rows. A fork may have any other loss."""
     plain = dict(clip_low=0.2, clip_high=0.3, dual_clip=NO_DUAL_CLIP, kl_coef=0.0, entropy_coef=0.0)
-    up = torch.tensor([0.6, -0.5, 0.9], dtype=torch.float64)
+    up = torch.tensor([1.8, -1.5, 2.7], dtype=torch.float64)
     log_ratios = torch.stack([up, -up, up, -up])  # beyond the clip on both sides, tokens and the means of rows
     mask = torch.tensor([[True, True, True], [True, True, False]] * 2)
     old = torch.full_like(log_ratios, -1.0)
