@@ -41,7 +41,7 @@ def of_all_processes(accelerator, values):
 
 
 def select_tokens(accelerator, micro_batches, args, metrics):
-    """Set the advantage of all other tokens to 0; a second call for the same step changes nothing."""
+    """Set the advantage of all other tokens to 0; a second call of a step changes nothing."""
     scopes = [micro_batches]
     if args.threshold == "micro_batch":
         scopes = [[micro] for micro in micro_batches]

@@ -12,8 +12,8 @@ processes, and equal covariances are selected together. There is no clip. The ab
 that of the authors' code. At ratio 1 it has no gradient, so that only later updates are penalized.
 
 `--threshold micro_batch` selects within each micro-batch, and at least one token there, as verl
-does: then the gradient depends on --micro_batch_size. The log-probs are those of the current policy,
-which costs one more forward for each update.
+does: then the gradient depends on --micro_batch_size. The log-probs are those of the current
+policy, which costs one more forward for each update.
 """
 
 from common.masked import moments

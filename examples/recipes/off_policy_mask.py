@@ -1,6 +1,6 @@
-"""Off-policy sequence mask: a bad completion that the policy has left has no loss (2512.02556, 3.1).
+"""Off-policy sequence mask: bad completions that the policy has left do not count (2512.02556).
 
-    M_i = 0 where A_i < 0 and 1/|o_i| sum over t of log(pi_old / pi) > delta, else 1
+    M_i = 0 where A_i < 0 and 1/|o_i| sum over t of log(pi_old / pi) > delta, else 1    (section 3.1)
 
 multiplies the clipped objective of a row. The policy finds such a completion much less likely than
 the policy that sampled it did, and pushing it down further teaches little. A good completion stays,
