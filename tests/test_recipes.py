@@ -632,18 +632,25 @@ def test_row_sees_the_first_right_answer(modules):
     assert last_group == [10, 10, None, 10]
 
 
-def test_the_teacher_reads_the_right_answer(modules):
+@pytest.mark.parametrize("gold_column", [None, "answer"])
+def test_the_teacher_reads_the_right_answer(gold_column, modules):
     """Its log-probs match plain forwards over its text, row by row."""
     module = modules["sdpo"]
     _, _, tokenizer, lm = embedded()
-    args = module.Args(group_size=4, micro_batch_size=8, prompt_template="{prompt} ")
+    args = module.Args(group_size=4, micro_batch_size=8, prompt_template="{prompt} ", gold_column=gold_column)
     batch, _ = hand_made_batch(tokenizer, args, groups=3)
     prompts, completions = embedded_prompts()[:3], decode_completions(tokenizer, batch)
     texts = [completion.text for completion in completions]
-    samples = Samples(batch, prompts, completions, torch.zeros(12), {})
-    siblings = [2, 0, 0, 0, 5, None, 5, 5, None, None, None, None]
-    batch["teacher"] = module.teacher_prompts(tokenizer, samples, siblings, args)
-    batch["is_taught"] = torch.tensor([[row is not None] for row in siblings])
+    rewards = torch.tensor([1.0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0])
+    samples = Samples(batch, prompts, completions, rewards, {})
+    expected = [2, 0, 0, 0, 5, None, 5, 5, None, None, None, None]
+    expected = [None if i is None else texts[i] for i in expected]
+    if gold_column:
+        expected = [prompts[i // 4].columns["answer"] for i in range(12)]
+    solutions = module.shown_solutions(samples, args)
+    assert solutions == expected
+    batch["teacher"] = module.teacher_prompts(tokenizer, samples, solutions, args)
+    batch["is_taught"] = torch.tensor([[solution is not None] for solution in solutions])
     accelerator = Accelerator(cpu=True)
     micro_batches, _ = module.split(accelerator, batch | {"row": torch.arange(12)}, list(range(12)), args)
     with torch.no_grad():
@@ -654,10 +661,10 @@ def test_the_teacher_reads_the_right_answer(modules):
     for micro in micro_batches:
         for i, row in enumerate(micro["row"].tolist()):
             found = micro["advantages"][i][micro["completion_mask"][i]]
-            if siblings[row] is None:
+            if solutions[row] is None:
                 assert (found == 0).all()
                 continue
-            text = f"{prompts[row // 4].prompt} \nCorrect solution:\n\n{texts[siblings[row]]}\n\nCorrectly solve"
+            text = f"{prompts[row // 4].prompt} \nCorrect solution:\n\n{solutions[row]}\n\nCorrectly solve"
             before = tokenizer.encode(f"{text} the original question.")
             ids = micro["completions"][i][micro["completion_mask"][i]].tolist()
             with torch.no_grad():
@@ -666,7 +673,12 @@ def test_the_teacher_reads_the_right_answer(modules):
             expected = teacher - micro["old_logprobs"][i][micro["completion_mask"][i]]
             assert torch.allclose(found, expected, atol=1e-4) and expected.abs().max() > 0.1
             seen += 1
-    assert seen == 7
+    assert seen == (12 if gold_column else 7)
+
+
+def test_a_missing_column_of_solutions_is_named(modules, tmp_path):
+    with pytest.raises(Exit, match="--gold_column proof: the data have no such column"):
+        train(modules["sdpo"], tmp_path, "--gold_column", "proof", "--max_steps", "1")
 
 
 @pytest.mark.parametrize("name", ["cispo", "dppo", "gmpo", "sapo"])

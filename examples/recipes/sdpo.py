@@ -7,8 +7,9 @@ right completion among the others of the group. The advantage of a token is
 
 at the student's temperature, detached. At each position its gradient is an unbiased estimate of
 that of -KL(student || teacher). Rewards only decide what is shown. A row without another right
-completion in its group teaches nothing. The loss is GRPO's with these advantages, and there is no
-KL.
+completion in its group teaches nothing. With --gold_column answer the teacher sees that column of
+the data instead, as in OPSD (arXiv 2601.18734): then every row is taught. The loss is GRPO's with
+these advantages, and there is no KL.
 
 The paper's objective is the full KL of each position instead of its sample. The authors' code takes
 by default a Jensen-Shannon divergence over the 100 most likely tokens, and an average of past
@@ -29,6 +30,7 @@ Correctly solve the original question."""
 
 class Args:
     right_reward: float = option(1.0, "a completion with at least this reward is shown as right")
+    gold_column: str | None = option(None, "column to show [a right completion of the group]")
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
     del normalize_std, std_eps  # rewards make no advantages
 
@@ -36,10 +38,10 @@ class Args:
 LINES = {
     'batch["advantages"] = advantages.float().to(accelerator.device)': """
         batch["advantages"] = advantages.float().to(accelerator.device)
-        siblings = right_siblings(samples.rewards, args)
-        is_taught = torch.tensor([[row is not None] for row in siblings])
+        solutions = shown_solutions(samples, args)
+        is_taught = torch.tensor([[solution is not None] for solution in solutions])
         batch["is_taught"] = is_taught.to(accelerator.device)
-        teacher = teacher_prompts(tokenizer, samples, siblings, args)
+        teacher = teacher_prompts(tokenizer, samples, solutions, args)
         batch["teacher"] = teacher.to(accelerator.device)
         metrics.add("sdpo/taught", is_taught)
     """,
@@ -71,14 +73,27 @@ def right_siblings(rewards, args):
     return found
 
 
-def teacher_prompts(tokenizer, samples, siblings, args):
+def shown_solutions(samples, args):
+    """Return for each of R rows the text that its teacher sees, or None."""
+    if not args.gold_column:
+        siblings = right_siblings(samples.rewards, args)
+        return [None if i is None else samples.completions[i].text for i in siblings]
+    solutions = []
+    for prompt in samples.prompts:
+        if args.gold_column not in prompt.columns:
+            raise Exit(f"--gold_column {args.gold_column}: the data have no such column")
+        solutions += [str(prompt.columns[args.gold_column])] * args.group_size
+    return solutions
+
+
+def teacher_prompts(tokenizer, samples, solutions, args):
     """Return the teacher's prompt of each row: ids and mask (R, P, 2), padded on the left."""
     rows = []
-    for row, sibling in enumerate(siblings):
+    for row, solution in enumerate(solutions):
         prompt = samples.prompts[row // args.group_size]
         template = args.prompt_template or "{prompt}"
-        if sibling is not None:
-            template = SHOWN.format(question=template, solution=samples.completions[sibling].text)
+        if solution is not None:
+            template = SHOWN.format(question=template, solution=solution)
         with_answer = replace(args, prompt_template=template)
         text = dialogue_text(prompt.prompt, prompt.columns, with_answer, tokenizer)
         ids = torch.tensor(encode_prompt(text, tokenizer))
