@@ -58,7 +58,7 @@ KINDS = {  # what a recipe changes
     "sampler": ("keep_mask", "curriculum", "calculator"),
     "ppo": ("ppo_penalty", "ppo_adaptive_kl", "critic_warmup"),
     "dpo": ("online_dpo",),
-    "teacher": ("distill", "sdpo"),
+    "teacher": ("distill", "distill_topk", "sdpo"),
 }
 SCRIPTS = {  # all others are based on grpo.py
     "vapo": "ppo.py",

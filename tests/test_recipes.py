@@ -601,13 +601,30 @@ def test_advantage_is_gradient_of_teacher_kl(modules):
     assert torch.allclose(gradient, logits.grad, atol=1e-12) and gradient.abs().max() > 0.1
 
 
-def test_teacher_uses_the_students_temperature(modules, tmp_path):
-    """A teacher that is the student gives advantages of exactly 0, at any temperature, and nothing is learnt."""
-    rows = train(modules["distill"], tmp_path, "--teacher", "embedded", "--temperature", "0.7", "--max_steps", "2")
-    assert [(row["optim/loss"], row["optim/grad_norm"], row["policy/kl_ref"]) for row in rows[1:]] == [(0, 0, 0)] * 2
+@pytest.mark.parametrize("name", ["distill", "distill_topk"])
+def test_teacher_uses_the_students_temperature(name, modules, tmp_path):
+    """A teacher that is the student gives losses of 0, at any temperature, and nothing is learnt."""
+    rows = train(modules[name], tmp_path, "--teacher", "embedded", "--temperature", "0.7", "--max_steps", "1")
+    found = [rows[1][metric] for metric in ("optim/loss", "optim/grad_norm", "policy/kl_ref")]
+    assert found == ([0, 0, 0] if name == "distill" else [0, pytest.approx(0, abs=1e-5), 0])
 
 
-def test_student_comes_closer_to_teacher(modules, tmp_path):
+@pytest.mark.parametrize("case", ["topk-tail", "topk-tail-reverse"])
+def test_a_topk_kl_has_a_tail(case, modules):
+    of_case, module = CASES[f"distill/{case}"], modules["distill_topk"]
+    logits, teacher = (torch.tensor(of_case["inputs"][name]) for name in ("logits", "teacher_logits"))
+    args = module.Args(top_k=of_case["options"]["top_k"], direction=of_case["options"]["direction"])
+    losses = module.topk_kl(logits.requires_grad_(), *module.likeliest(teacher, args), args)
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    answer = {"loss": losses.tolist(), "gradient": gradient.tolist()}
+    assert check.compare(of_case, answer, "float32") == (check.SAME, "")
+    whole = module.topk_kl(logits, *module.likeliest(teacher, module.Args(top_k=99)), module.Args())
+    reverse = (logits.softmax(-1) * (logits.log_softmax(-1) - teacher.log_softmax(-1))).sum(-1)
+    torch.testing.assert_close(whole, reverse)  # all but one and a tail: the whole vocabulary
+
+
+@pytest.mark.parametrize("name, options", [("distill", []), ("distill_topk", ["--top_k", "4"])])
+def test_student_comes_closer_to_teacher(name, options, modules, tmp_path):
     def noise(weights):
         generator = torch.Generator().manual_seed(0)
         for weight in weights.values():
@@ -615,7 +632,7 @@ def test_student_comes_closer_to_teacher(modules, tmp_path):
 
     copy_of_embedded(tmp_path / "teacher", noise)
     pairs = ["--prompts_per_step", "16", "--group_size", "2", "--num_minibatches", "2", "--max_steps", "6"]
-    rows = train(modules["distill"], tmp_path / "run", *pairs, "--teacher", str(tmp_path / "teacher"))
+    rows = train(modules[name], tmp_path / "run", *pairs, *options, "--teacher", str(tmp_path / "teacher"))
     assert rows[-1]["policy/kl_ref"] < 0.7 * rows[1]["policy/kl_ref"] and rows[-1]["policy/ratio_max"] > 1
 
 
@@ -712,7 +729,9 @@ def test_advantages_and_weights_of_the_ladder(modules):
         assert torch.equal(modules[name].token_weights(mask, totals_of(mask, 4), args), mask.double() / 4)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("calculator", "distill", "online_dpo")])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in ("calculator", "distill", "distill_topk", "online_dpo")]
+)
 def test_recipe_has_no_idle_options(name, modules, tmp_path):
     rows = train(modules[name], tmp_path, "--max_steps", "1", "--seed", "1")
     assert len(rows) == 2 and rows[1]["optim/grad_norm"] > 0
