@@ -573,6 +573,31 @@ def test_two_calls_then_an_answer(most, last, modules, task, monkeypatch):
     assert own == [*range(7), *range(12, 20), *range(25, min(34, most))]
 
 
+def test_a_bad_call_costs_its_own_turn(modules, task, tmp_path, monkeypatch):
+    """The penalty is on the tokens of a turn that the calculator answers with =?, and on no other."""
+    module, batches = modules["calculator"], []
+    update = module.update
+    monkeypatch.setattr(module, "update", lambda *inputs: batches.append(dict(inputs[4])) or update(*inputs))
+    words = ["--model_name_or_path", str(task[1] / "model"), "--dataset", str(task[1]), "--max_steps", "1"]
+    for name in ("0", "0.5"):
+        train(module, tmp_path / name, *words, "--bad_call_penalty", name)
+    plain, penalized = batches
+    tokenizer, costs = task[0].make_tokenizer(), plain["advantages"] - penalized["advantages"]
+    call_end, bad = tokenizer.convert_tokens_to_ids("]"), 0
+    columns = plain["completions"].tolist(), plain["loss_mask"].tolist(), costs.tolist()
+    for ids, sampled, cost in zip(*columns, strict=True):
+        start = 0
+        for end in [t + 1 for t, id in enumerate(ids) if sampled[t] and id == call_end]:
+            turn = [id for id, own in zip(ids[start:end], sampled[start:end], strict=True) if own]
+            is_bad = module.calculate(tokenizer.decode(turn)) == "=?\n"
+            own = [cost[t] for t in range(start, end) if sampled[t]]
+            assert own == pytest.approx([0.5 * is_bad] * len(own))
+            start, bad = end, bad + is_bad
+        rest = [cost[t] for t in range(start, len(ids))]
+        assert rest == [0] * len(rest)
+    assert bad > 3
+
+
 def test_run_learns_to_call(modules, task, tmp_path):
     """Each `]` has a reward here."""
     reward = f"{ROOT / 'examples' / 'calculator_task.py'}:calls"
