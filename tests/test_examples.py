@@ -52,7 +52,7 @@ def test_variance_of_unwritten_recipes(monkeypatch, capsys):
     assert "rloo" in line and "grpo" in line and "best baseline" in line
 
 
-def test_the_split_moves_the_gradient_of_a_micro_batch_threshold_alone(capsys):
+def test_split_gradient_finds_the_threshold(capsys):
     module = load(EXAMPLES / "split_gradient.py")
     small = ["--prompts_per_step", "4", "--group_size", "4", "--max_new_tokens", "24", "--share", "0.1"]
     for recipe in ("high_entropy", "kl_cov"):

@@ -486,7 +486,7 @@ def test_split_step_has_the_same_gradient(case, pieces, case_modules):
 
 
 @pytest.mark.parametrize("case, says", [(case, says) for case, says in SELECTIONS.items() if says])
-def test_the_threshold_of_a_micro_batch_is_the_usual_wrong_answer(case, says, case_modules):
+def test_micro_batch_threshold_is_wrong(case, says, case_modules):
     of_case = CASES[case]
     options = of_case["options"] | {"threshold": "micro_batch"}
     answer = OPERATIONS[of_case["operation"]](case_modules[case], of_case["inputs"], options, torch.float64)
@@ -494,7 +494,7 @@ def test_the_threshold_of_a_micro_batch_is_the_usual_wrong_answer(case, says, ca
     assert verdict == check.OTHER and says in text
 
 
-def test_all_variants_concern_a_recipe():
+def test_every_variant_has_a_recipe():
     variants = {case for case in CASES if case.startswith("variants/")}
     assert variants == {case for case in RECIPE_OF if case.startswith("variants/")}
 
@@ -573,7 +573,7 @@ def test_two_calls_then_an_answer(most, last, modules, task, monkeypatch):
     assert own == [*range(7), *range(12, 20), *range(25, min(34, most))]
 
 
-def test_a_bad_call_costs_its_own_turn(modules, task, tmp_path, monkeypatch):
+def test_bad_call_costs_its_turn(modules, task, tmp_path, monkeypatch):
     """The penalty is on the tokens of a turn that the calculator answers with =?, and on no other."""
     module, batches = modules["calculator"], []
     update = module.update
@@ -635,7 +635,7 @@ def test_teacher_uses_the_students_temperature(name, modules, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["topk-tail", "topk-tail-reverse"])
-def test_a_topk_kl_has_a_tail(case, modules):
+def test_topk_kl_has_a_tail(case, modules):
     of_case, module = CASES[f"distill/{case}"], modules["distill_topk"]
     logits, teacher = (torch.tensor(of_case["inputs"][name]) for name in ("logits", "teacher_logits"))
     args = module.Args(top_k=of_case["options"]["top_k"], direction=of_case["options"]["direction"])
@@ -718,7 +718,7 @@ def test_the_teacher_reads_the_right_answer(gold_column, modules):
     assert seen == (12 if gold_column else 7)
 
 
-def test_a_missing_column_of_solutions_is_named(modules, tmp_path):
+def test_missing_gold_column_is_named(modules, tmp_path):
     with pytest.raises(Exit, match="--gold_column proof: the data have no such column"):
         train(modules["sdpo"], tmp_path, "--gold_column", "proof", "--max_steps", "1")
 
@@ -817,7 +817,7 @@ def logprobs_of_table(module, logits, tokens, kept, temperature):
 
 
 @pytest.mark.parametrize("case", ["temperature", "kept-set", "ratio-kept-set"])
-def test_log_probs_are_those_over_the_kept_set(case, modules):
+def test_logprobs_over_kept_set(case, modules):
     of_case, found = CASES[f"logprobs/{case}"], []
     inputs, temperature = of_case["inputs"], of_case["options"]["temperature"]
     for name in ("logits", "old_logits")[: 1 + ("old_logits" in inputs)]:
@@ -840,7 +840,7 @@ def sampled_at(module, top_p, **options):
     return args, lm, module.rollout(lm, tokenizer, embedded_prompts()[:8], 4, args.temperature, top_p, (0, 0, 1), args)
 
 
-def test_the_mask_is_what_sampling_kept(modules):
+def test_keep_mask_is_what_sampling_kept(modules):
     """By a forward: fewer than top_k are likelier, then those have less than top_p, then min_p of the likeliest."""
     module = modules["keep_mask"]
     args, lm, batch = sampled_at(module, 0.8, temperature=1.7, top_k=5, min_p=0.1)
@@ -862,7 +862,7 @@ def test_the_mask_is_what_sampling_kept(modules):
     torch.testing.assert_close(over_kept[mask], batch["sampler_logprobs"][mask], atol=1e-4, rtol=0)
 
 
-def test_old_new_and_reference_policy_are_scored_over_the_same_set(modules, tmp_path):
+def test_all_policies_use_the_kept_set(modules, tmp_path):
     still = "--top_p 0.6 --temperature 1.5 --kl_coef 0.1 --learning_rate 1e-30 --max_steps 1".split()
     kept = train(modules["keep_mask"], tmp_path / "kept", *still)[1]
     whole = train(modules["keep_mask"], tmp_path / "whole", *still, "--no_keep_mask")[1]
@@ -870,7 +870,7 @@ def test_old_new_and_reference_policy_are_scored_over_the_same_set(modules, tmp_
     assert kept["sampler/ratio"] == pytest.approx(1, abs=1e-5) and whole["sampler/ratio"] < 0.98
 
 
-def test_a_mask_is_cut_with_its_micro_batch(modules):
+def test_keep_mask_follows_its_micro_batch(modules):
     module, found = modules["keep_mask"], []
     args, lm, batch = sampled_at(module, 0.7, num_minibatches=1, num_epochs=2, max_grad_norm=0.0)
     batch |= {"loss_mask": batch["completion_mask"], "advantages": torch.randn(32, 1)}
@@ -880,7 +880,7 @@ def test_a_mask_is_cut_with_its_micro_batch(modules):
     assert largest_difference(*found) < 1e-5 * max(float(part.abs().max()) for part in found[0])
 
 
-def test_keep_mask_refuses_a_sampler_without_sets(modules, tmp_path):
+def test_keep_mask_refuses_fast(modules, tmp_path):
     with pytest.raises(Exit, match="does not return the tokens that it kept"):
         modules["keep_mask"].main([*SMALL, "--fast", "--output_dir", str(tmp_path / "run")])
 
