@@ -1,10 +1,10 @@
 """Hidden states of a micro-batch from one forward without padding, each prompt computed once.
 
 On a GPU in bfloat16 this replaces `token_states`, with the same result up to rounding. All tokens
-lie in one row (1, N): first the distinct prompts, then the completions without their last tokens,
-which predict nothing. A prompt attends to itself, a completion to its prompt and to itself. The
-keys and values of each sequence are gathered by an index, through which gradients flow back, and
-torch's `varlen_attn` takes the lengths of the sequences.
+are stored in one row (1, N): first the distinct prompts, then the completions without their last
+tokens, which predict nothing. A prompt attends to itself, a completion to its prompt and to itself.
+The keys and values of each sequence are gathered by an index, through which gradients flow back,
+and torch's `varlen_attn` takes the lengths of the sequences.
 """
 
 import inspect

@@ -93,7 +93,7 @@ def test_samples_of_powers_of_two(log, capsys):
     samples = samples_of([0.5])
     samples.prompts = [Prompt([1], prompt, None)]
     for step in log.steps(0):
-        log.write(step, {"x": 1.0}, grpo.run.sample_rows(samples, 1))
+        log.write(step, {"x": 1.0}, grpo.run.sample_records(samples, 1))
         if step == 8:
             break
     lines = [line for line in capsys.readouterr().out.splitlines() if "reward 0.5" in line]
@@ -103,7 +103,7 @@ def test_samples_of_powers_of_two(log, capsys):
 
 
 def test_undefined_terms_are_null(log):
-    rows = grpo.run.sample_rows(samples_of([0.5], mine=[float("nan")]), 1)
+    rows = grpo.run.sample_records(samples_of([0.5], mine=[float("nan")]), 1)
     log.write(0, {}, rows)
     (line,) = (log.folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line, parse_constant=pytest.fail)["reward_terms"] == {"mine": None}
