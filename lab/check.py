@@ -33,9 +33,9 @@ def interval(measured, effect):
     return f"{measured.effect:+.{digits}f} ({low} to {high})"
 
 
-def of_claims():
-    """Return the cells of each claim of registered.json."""
-    registration = registry.Registration(registry.CLAIMS)
+def of_claims(path=registry.CLAIMS):
+    """Return the cells of each claim of a registration."""
+    registration = registry.Registration(path)
     decided = decide.decisions(registration)
     lines = []
     for claim in registration.content["claims"]:
@@ -57,8 +57,9 @@ def of_lead():
 
 
 def main():
-    for title, lines in (("registered.json", of_claims()), ("registered_lead.json", of_lead())):
-        print(title)
+    claims, lead_effects, kl = of_claims(), of_lead(), of_claims(registry.KL)
+    for path, lines in ((registry.CLAIMS, claims), (registry.LEAD, lead_effects), (registry.KL, kl)):
+        print(path.name)
         for name, verdict, effect, p in lines:
             print(f"  {name:44} {verdict:31} {effect:30} {p}")
 

@@ -18,6 +18,7 @@ import unpack
 HERE = pathlib.Path(__file__).resolve().parent
 CLAIMS = HERE / "registered.json"
 LEAD = HERE / "registered_lead.json"
+KL = HERE / "registered_kl.json"
 
 HOLDS = "holds"
 FAILS = "does not hold"
