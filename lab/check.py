@@ -58,7 +58,11 @@ def of_lead():
 
 def main():
     claims, lead_effects, kl = of_claims(), of_lead(), of_claims(registry.KL)
-    for path, lines in ((registry.CLAIMS, claims), (registry.LEAD, lead_effects), (registry.KL, kl)):
+    for path, lines in (
+        (registry.CLAIMS, claims),
+        (registry.LEAD, lead_effects),
+        (registry.KL, kl),
+    ):
         print(path.name)
         for name, verdict, effect, p in lines:
             print(f"  {name:44} {verdict:31} {effect:30} {p}")
