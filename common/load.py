@@ -79,7 +79,7 @@ def load_lm(name, args, model_class, **settings):
             ignore_mismatched_sizes=True,
         )
     except Exception as error:  # loaders raise almost any type
-        problem, _, _ = one_line(error).partition(" Model type should be one of")  # 200 names
+        problem, _, _ = one_line(error).partition(" Model type should be one of")  # a list of 200
         raise Exit(f"model {name}: cannot be loaded: {problem}") from None
     if info["mismatched_keys"]:
         wrong = sorted(weight for weight, *_ in info["mismatched_keys"])

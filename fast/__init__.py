@@ -1,3 +1,3 @@
-"""Optional: the same numbers faster, with --fast. Without this folder nothing else changes."""
+"""Optional: the same computation faster, with --fast. Without this folder nothing else changes."""
 
 from fast.shortcuts import speed_up as speed_up

@@ -40,6 +40,7 @@ DIFFERS = {  # {script: {function that differs from the others': why}}
         "policy_loss": "the dual clip and the entropy bonus",
         "token_weights": "one weight for all tokens",
         "completion_logprobs": "also values",
+        "split": "--fast does not share prompts in its update",
         "update": "the critic, and advantages that need it",
         "main": "the critic",
     },

@@ -27,10 +27,10 @@ class Args:
 
 
 LINES = {
-    "rewards = load_rewards(args)": """
+    "reward_functions = load_rewards(args)": """
         if args.fast:
             raise Exit("--fast: it returns no logits")
-        rewards = load_rewards(args)
+        reward_functions = load_rewards(args)
     """,
     'micro["ref_logprobs"], _ = completion_logprobs(reference, micro, args)': """
         logits = completion_logits(reference, micro)

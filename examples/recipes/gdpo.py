@@ -19,16 +19,16 @@ class Args:
 
 LINES = {
     "advantages = compute_advantages(samples.rewards, args)": """
-        sums = compute_advantages(rewards, samples.terms, args)
+        sums = compute_advantages(reward_functions, samples.terms, args)
         advantages = over_rollout(accelerator, sums, samples.terms, args)
     """
 }
 
 
-def compute_advantages(rewards, terms, args):
+def compute_advantages(reward_functions, terms, args):
     """Return weighted sums (R, 1), float64, of the advantages of `terms` {name: (R,)}, Eq. 4-5."""
     total = 0
-    for reward in rewards:
+    for reward in reward_functions:
         groups = terms[reward.name].double().view(-1, args.group_size)
         total = total + reward.weight * standardized(groups, args)
     return total.view(-1, 1)

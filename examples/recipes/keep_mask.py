@@ -17,10 +17,10 @@ each token. --fast is refused, since its sampler returns no sets.
 """
 
 LINES = {
-    "rewards = load_rewards(args)": """
+    "reward_functions = load_rewards(args)": """
         if args.fast:
             raise Exit("--fast: its sampler does not return the tokens that it kept")
-        rewards = load_rewards(args)
+        reward_functions = load_rewards(args)
     """,
     "samples = sample_and_score(prompts, args.group_size, args.temperature, 1.0, round_seed)": """
         samples = sample_and_score(

@@ -97,7 +97,7 @@ def main(argv=None):
     args = run.parse_args(Args, argv)
     accelerator = run.make_accelerator(args)
     folder = run.open_folder(accelerator, args)
-    rewards = load_rewards(args)
+    reward_functions = load_rewards(args)
     tokenizer, lm = load_policy(args, accelerator)
     if args.fast:
         from fast import speed_up
@@ -125,7 +125,7 @@ def main(argv=None):
             batch = rollout(lm, tokenizer, prompts, n, temperature, top_p, seed, args)
         completions = decode_completions(tokenizer, batch)
         log.print_once("first completion", repr(tokenizer.decode(completions[0].ids)))
-        total, terms = compute_rewards(rewards, prompts, completions, n)
+        total, terms = compute_rewards(reward_functions, prompts, completions, n)
         return Samples(batch, prompts, completions, total, terms)
 
     if first_step == 0:
