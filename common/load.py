@@ -383,7 +383,7 @@ def read_prompts(rows, args, tokenizer):
             prompt, answer, columns = split_columns(row, args)
             gold, is_prose = read_gold(answer)
             if gold is None and "accuracy" in args.reward:
-                raise Exit("no answer; --reward accuracy needs one (--answer_column)")
+                raise Exit(f"no answer in {[*row]} for --reward accuracy: set --answer_column")
             # Without a gold answer a reward may depend on any column.
             names = TEMPLATE_COLUMNS if gold is not None else [*columns]
             key = repr([prompt, gold, [row.get(name) for name in names]])

@@ -164,7 +164,7 @@ def test_arrays_and_numpy_scalars_are_numbers(user_file):
         (["no_such_package.x:f"], None, "no_such_package"),
         (["math:nothing"], None, "math:nothing"),
         (["math:pi"], None, "not callable"),
-        (["accuracy"], [1.0, 2.0], "expected one per reward"),
+        (["accuracy"], [1.0, 2.0], "expected 1, not all 0"),
         (["accuracy"], [0.0], "not all 0"),
     ],
 )
