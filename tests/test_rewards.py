@@ -102,12 +102,15 @@ def test_unscored_rows_get_the_group_mean():
     terms = {"some": torch.tensor([1.0, nan, 2.0, nan, nan, nan, 4.0, 4.0, 4.0]), "count": torch.ones(9)}
     expected = [2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 8.0, 8.0, 8.0]
     assert total_reward(functions, terms, 3).tolist() == expected
-    assert Samples({}, [], [], None, terms).is_scored.all()  # by `count`
-    assert (
-        Samples({}, [], [], None, {"some": terms["some"]}).is_scored.tolist()
-        == [True, False, True] + [False] * 3 + [True] * 3
-    )
     assert total_reward(functions[:1], {"some": torch.tensor([nan, nan])}, 2).tolist() == [0.0, 0.0]
+
+
+def test_weight_0_does_not_score(user_file):
+    """A judge that was down was hidden by an accuracy that is only logged."""
+    path = user_file("def judge(completions, **_):\n    return [1.0, None, 0.0]\n")
+    terms = score(chosen(f"{path}:judge", "accuracy", weights=[1.0, 0.0]), [row()], sampled(*["#### 3"] * 3))
+    assert Samples({}, [], [], None, terms).is_scored.tolist() == [True, False, True]
+    assert terms["accuracy"].isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(
