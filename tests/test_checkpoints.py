@@ -138,11 +138,6 @@ def test_missing_weights_are_damage(checkpoint):
     "name, value, says",
     [
         ("script", "ppo", "script (checkpoint: ppo, now: grpo)"),
-        (
-            "processes",
-            2,
-            "processes (checkpoint: 2, now: 1): start a new run from it by tools/checkpoint_to_model.py",
-        ),
         ("mixed_precision", "bf16", "mixed_precision (checkpoint: bf16, now: no)"),
         ("gone", 1, "gone (checkpoint: 1, now: None)"),
     ],
