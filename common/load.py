@@ -394,14 +394,15 @@ def read_prompts(rows, args, tokenizer):
                 examples[key] = Prompt(ids, prompt, gold, columns, in_thought)
                 from_prose += is_prose
     prompts = [x for x in examples.values() if len(x.ids) <= args.max_prompt_tokens]
-    unknown = sum(tokenizer.unk_token_id in prompt.ids for prompt in prompts)
-    if prompts and unknown == len(prompts):
-        raise Exit(f"the tokenizer cannot write the prompts: {tokenizer.decode(prompts[0].ids)!r}")
+    unknown = [prompt for prompt in prompts if tokenizer.unk_token_id in prompt.ids]
+    if unknown and (len(unknown) == len(prompts) or args.model_name_or_path in EMBEDDED):
+        first = tokenizer.decode(unknown[0].ids)
+        raise Exit(f"the tokenizer cannot write {len(unknown)} prompts, such as {first!r}")
     counts = {
         "repeated rows merged": number - len(examples),
         "longer than --max_prompt_tokens dropped": len(examples) - len(prompts),
         "gold answers read from prose": from_prose,
-        "with characters that the tokenizer does not know": unknown,
+        "with characters that the tokenizer does not know": len(unknown),
     }
     return prompts, summarize(f"{len(prompts)} prompts", counts)
 

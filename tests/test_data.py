@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.load import PromptSampler, end_token
+from common.load import EMBEDDED, PromptSampler, end_token
 from common.run import Exit
 from rows import TEMPLATE, USER, gemma_tokenizer, load, load_rows, make_tokenizer, say, text_of, write
 from testbed import ROOT
@@ -352,11 +352,16 @@ def test_shared_prompts_are_counted(tmp_path, capsys):
     assert "evaluation: 3 prompts, 2 of them also in training" in capsys.readouterr().out
 
 
-def test_characters_unknown_to_the_tokenizer(tmp_path, capsys):
-    rows = [{"prompt": "é" * i + "2+2?"} for i in (0, 1)]
-    load_rows(tmp_path, rows)
-    assert "1 with characters that the tokenizer does not know" in capsys.readouterr().out
-    assert "the tokenizer cannot write the prompts: '<unk>2+2?'" in error_of(write(tmp_path / "b.jsonl", rows[1:]))
+def test_words_that_the_tokenizer_cannot_write(tmp_path, capsys):
+    """The embedded model takes none; for another one they are counted, unless all prompts have some."""
+    rows = [{"prompt": "é" * i + f"{i}+2?"} for i in range(3)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    other = str(EMBEDDED["embedded"])
+    load(path, model_name_or_path=other, eval_dataset=str(path))
+    assert "2 with characters that the tokenizer does not know" in capsys.readouterr().out
+    assert "the tokenizer cannot write 2 prompts, such as '<unk>1+2?'" in error_of(path)
+    path = write(tmp_path / "b.jsonl", rows[1:])
+    assert "cannot write 2 prompts" in error_of(path, model_name_or_path=other, eval_dataset=str(path))
 
 
 def test_unknown_hub_dataset(datasets, monkeypatch):

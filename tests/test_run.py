@@ -196,6 +196,7 @@ def test_run_without_any_reward_stops(tmp_path, capsys):
     assert error.value.code == 143
     printed = capsys.readouterr().out
     assert "no completion got a reward for 5 steps in a row" in printed and "step 1, reward none: " in printed
+    assert printed.count("no completion got a reward: the functions of --reward returned None") == 1
     assert (tmp_path / "run" / "checkpoints" / "step-00000005").exists()
 
 
