@@ -6,7 +6,7 @@ import torch
 
 from common.load import Prompt
 from common.rewards import Completion, Samples
-from testbed import metric_rows
+from testbed import same_metrics
 
 QUICK = "--prompts_per_step 4 --group_size 4 --eval_prompts 4 --eval_samples 4 --max_new_tokens 16".split()
 
@@ -34,6 +34,6 @@ def train(folder, *arguments):
 
 def same_run(a, b):
     """Assert that two runs have the same metrics, samples and weights."""
-    assert metric_rows(a) == metric_rows(b)
+    same_metrics(a, b)
     names = [name for name in ("samples.jsonl", "model/model.safetensors") if (a / name).exists()]
     assert names and all((a / name).read_bytes() == (b / name).read_bytes() for name in names)

@@ -375,6 +375,14 @@ def metric_rows(folder):
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
 
+def same_metrics(a, b):
+    """Assert that two runs have the same metrics, and name those that differ."""
+    for row, other in zip(metric_rows(a), metric_rows(b), strict=True):
+        differ = [name for name in row | other if row.get(name) != other.get(name)]
+        cause = "does something depend on --max_steps, or is it missing in a checkpoint?"
+        assert not differ, f"step {row['step']}: other {', '.join(differ)}: {cause}"
+
+
 def pretend_gpus():
     """Accelerate uses FSDP and DeepSpeed with GPUs only. Under a launcher that asks for one of them, say that this
     process of several on CPU (gloo) is one of several on GPUs; all that follows is the real thing. Not on GPUs."""
