@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [*ROOT.glob("README*.md"), *ROOT.glob("CONTRIBUTING.md"), *sorted(ROOT.glob("docs/*.md"))]
 PAGES += sorted(ROOT.glob("vectors/*.md")) + sorted(ROOT.glob("lab/**/*.md"))
 PAGES = [page for page in PAGES if "```bash" in page.read_text(encoding="utf-8")]
+PAGES.sort(key=lambda page: page.name != "fork.md")  # the slowest one first
 SCRIPT = r"(?:python|accelerate launch)\b[^|]*?\b(\w+)\.py"
 NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
     r"\bpip install|python3 -m venv": "downloads packages",
