@@ -304,6 +304,8 @@ def load_splits(option, name, config=None):
     try:
         if path.suffix in (".jsonl", ".json"):
             return {"train": read_json(path)}
+        if path.suffix == ".csv":
+            raise ValueError("write it as .jsonl, where text and numbers differ")
         if files := sorted(path.glob("*.jsonl")):
             return {file.stem: read_json(file) for file in files}
         import datasets  # takes a second

@@ -325,6 +325,7 @@ def test_bad_files_and_options(tmp_path, no_datasets):
         assert "No such file" in error_of(tmp_path / name)
     (tmp_path / "a.tsv").write_text("prompt\n2+2?\n", encoding="utf-8")
     assert "cannot be read" in error_of(tmp_path / "a.tsv")
+    assert "cannot be read: write it as .jsonl" in error_of(tmp_path / "a.csv")
     assert "--eval_dataset absent.jsonl" in error_of(good, eval_dataset="absent.jsonl")
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     assert "not enough data: training: 0 of 0 prompts" in error_of(tmp_path / "empty.jsonl")
