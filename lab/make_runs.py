@@ -1,14 +1,15 @@
 """Make the runs of a registration, and pack their rows into results/.
 
-    python lab/make_runs.py registered_kl.json
+    python lab/make_runs.py registered_kl.json             # all runs, or
+    python lab/make_runs.py registered_gsm8k.json grpo 0   # one run with one seed
 
-A run that is packed already is not made again, so the command continues where it was stopped. Start
-it in a clone without changes: the header of a run names the commit, and whether it was clean.
+A run that is packed already is not made again, and one with checkpoints goes on, so the command
+continues where it was stopped. Start it in a clone without changes: the header of a run names the
+commit, and whether it was clean.
 """
 
 import datetime
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -33,9 +34,9 @@ def make(registration, run, seed, folder):
     command = f"python {registration.command(run)} --seed {seed}"
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     commit, clean = git("rev-parse", "HEAD")[:12], not git("status", "--porcelain", "-uno")
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     start = time.time()
     words = [sys.executable, *command.split()[1:], "--output_dir", str(folder)]
+    words += ["--resume"] if folder.exists() else []  # a run that was stopped
     failed = subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL).returncode != 0
     rows = [json.loads(line) for line in open(folder / "metrics.jsonl", encoding="utf-8")]
     header = {
@@ -58,8 +59,9 @@ def make(registration, run, seed, folder):
 def main():
     registration = registry.Registration(registry.HERE / sys.argv[1])
     name = registration.path.stem.removeprefix("registered_")
+    chosen = sys.argv[2:]
     for run, seed in registration.jobs():
-        if registration.made(run, seed):
+        if registration.made(run, seed) or chosen not in ([], [run, str(seed)]):
             continue
         folder = ROOT / "runs" / "lab" / name / f"{run}-seed{seed}"
         line = make(registration, run, seed, folder)

@@ -19,6 +19,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 CLAIMS = HERE / "registered.json"
 LEAD = HERE / "registered_lead.json"
 KL = HERE / "registered_kl.json"
+GSM8K = HERE / "registered_gsm8k.json"
 
 HOLDS = "holds"
 FAILS = "does not hold"

@@ -1,0 +1,119 @@
+"""GSM8K with a 0.5B chat model: the data of registered_gsm8k.json, and the numbers of its runs.
+
+python lab/gsm8k.py data GSM8K        # runs/gsm8k/train.jsonl and test.jsonl, from GSM8K/
+python lab/make_runs.py registered_gsm8k.json
+python lab/gsm8k.py                   # every number of the section in docs/results.md
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import re
+
+import numpy as np
+
+import registry
+
+PLAN = registry.HERE / "registered_gsm8k.json"
+FOLDER = registry.HERE.parent / "runs" / "gsm8k"
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+T_95 = 4.303  # Student's t for three values
+
+
+def last_number(completions, gold, truncated, **columns):
+    """Return 1.0 where the last number is the gold answer, marked or not; a reward of weight 0."""
+    values = []
+    for messages, answer, cut in zip(completions, gold, truncated, strict=True):
+        *_, number = ["", *NUMBER.findall(messages[-1]["content"])]
+        values.append(float(not cut and number.replace(",", "") == answer.replace(",", "")))
+    return values
+
+
+# --- the data ---
+
+
+def write_data(source):
+    """Write the problems of GSM8K that the plan names, behind its examples, as conversations."""
+    plan = json.loads(PLAN.read_text(encoding="utf-8"))
+    turns = []
+    for question, answer in plan["examples"]:
+        turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "test"):
+        lines = (source / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        rows = [row for row in rows if row["answer"].count("<<") <= plan["most_calculations"]]
+        if split == "test":
+            chosen = random.Random(plan["test_seed"]).sample(
+                range(len(rows)), plan["test_problems"]
+            )
+            rows = [rows[i] for i in sorted(chosen)]
+        with open(FOLDER / f"{split}.jsonl", "w", encoding="utf-8") as file:
+            for row in rows:
+                prompt = [*turns, {"role": "user", "content": row["question"]}]
+                file.write(json.dumps({"prompt": prompt, "answer": row["answer"]}) + "\n")
+
+
+# --- the numbers ---
+
+
+def interval(values):
+    """Return the mean of three values with its 95 % interval, as text."""
+    mean = np.mean(values)
+    half = T_95 * np.std(values, ddof=1) / np.sqrt(len(values))
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+def mean_of(rows, metric, steps):
+    """Return the mean of a metric over the steps of a range."""
+    return np.mean([row[metric] for row in rows if row["step"] in steps])
+
+
+def print_numbers(registration):
+    jobs = [job for job in registration.jobs() if registration.counts(*job)]
+    print(f"{len(jobs)} of {len(registration.jobs())} runs have finished")
+    runs = [registration.rows(*job) for job in jobs]
+    first, last = (
+        range(1, 6),
+        range(registration.content["steps"] - 4, registration.content["steps"] + 1),
+    )
+    for metric in ("eval/pass@1", "eval/length"):
+        for step in (row["step"] for row in runs[0] if metric in row):
+            print(
+                f"{metric}, step {step}:",
+                *(round(mean_of(rows, metric, [step]), 3) for rows in runs),
+            )
+    for metric in registration.content["sampled"]:
+        for steps in (first, last):
+            values = [round(mean_of(rows, metric, steps), 3) for rows in runs]
+            print(f"{metric}, steps {steps[0]} to {steps[-1]}:", *values)
+    gains = {
+        "greedy": [rows[-1]["eval/pass@1"] - rows[0]["eval/pass@1"] for rows in runs],
+        "sampled": [
+            mean_of(rows, "reward/accuracy", last) - mean_of(rows, "reward/accuracy", first)
+            for rows in runs
+        ],
+    }
+    for name, values in gains.items():
+        print(f"gain, {name}: {interval(values)}")
+    for job, rows in zip(jobs, runs, strict=True):
+        seconds = sum(row["time/rollout_s"] + row["time/update_s"] for row in rows[1:])
+        print(f"{registry.run_name(*job)}: {seconds / 3600:.2f} hours of steps")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", nargs="?", choices=["data", "print"], default="print")
+    parser.add_argument("source", nargs="?", type=pathlib.Path)
+    args = parser.parse_args()
+    if args.action == "data":
+        write_data(args.source)
+    else:
+        print_numbers(registry.Registration(PLAN))
+
+
+if __name__ == "__main__":
+    main()
