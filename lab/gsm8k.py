@@ -9,7 +9,6 @@ import argparse
 import json
 import pathlib
 import random
-import re
 
 import numpy as np
 
@@ -17,17 +16,7 @@ import registry
 
 PLAN = registry.HERE / "registered_gsm8k.json"
 FOLDER = registry.HERE.parent / "runs" / "gsm8k"
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 T_95 = 4.303  # Student's t for three values
-
-
-def last_number(completions, gold, truncated, **columns):
-    """Return 1.0 where the last number is the gold answer, marked or not; a reward of weight 0."""
-    values = []
-    for messages, answer, cut in zip(completions, gold, truncated, strict=True):
-        *_, number = ["", *NUMBER.findall(messages[-1]["content"])]
-        values.append(float(not cut and number.replace(",", "") == answer.replace(",", "")))
-    return values
 
 
 # --- the data ---
