@@ -54,10 +54,10 @@ def load_tokenizer(name):
     return tokenizer
 
 
-def load_lm(name, args, model_class, **settings):
+def load_lm(name, args, model_class, new_weights=(), **settings):
     """Load a model in eval mode, without dropout; `settings` override its config.
 
-    Return it and the names of the weights that the checkpoint lacks.
+    Return it and the names of the weights that the checkpoint lacks, all of them `new_weights`.
     """
     transformers.logging.set_verbosity_error()  # missing weights are an error below
     try:
@@ -84,6 +84,9 @@ def load_lm(name, args, model_class, **settings):
     if info["mismatched_keys"]:
         wrong = sorted(weight for weight, *_ in info["mismatched_keys"])
         raise Exit(f"model {name}: weights have other shapes: {', '.join(wrong[:3])}")
+    missing = set(info["missing_keys"])
+    if missing - set(new_weights):  # they would be random
+        raise Exit(f"model {name}: weights are missing: {', '.join(sorted(missing)[:3])}")
     if args.gradient_checkpointing:
         method = "activation_checkpointing_enable"  # the only name in transformers 6
         enable = getattr(lm, method, None) or lm.gradient_checkpointing_enable
@@ -91,7 +94,7 @@ def load_lm(name, args, model_class, **settings):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     torch.set_num_threads(1 if lm.num_parameters() < SMALL_MODEL else share)
-    return lm.eval(), set(info["missing_keys"])
+    return lm.eval(), missing
 
 
 def load_policy(args, accelerator):
@@ -101,9 +104,7 @@ def load_policy(args, accelerator):
     """
     name = args.model_name_or_path
     tokenizer = load_tokenizer(name)
-    lm, missing = load_lm(name, args, transformers.AutoModelForCausalLM)
-    if missing:  # they would be random
-        raise Exit(f"model {name}: weights are missing: {', '.join(sorted(missing)[:3])}")
+    lm, _ = load_lm(name, args, transformers.AutoModelForCausalLM)
     if any("Classification" in kind for kind in lm.config.architectures or ()):  # a tied head loads
         raise Exit(f"model {name}: a {lm.config.architectures[0]} is no language model")
     eos = lm.generation_config.eos_token_id
@@ -216,8 +217,8 @@ def save_model(accelerator, model, tokenizer, folder, prefix=""):
 
 # --- rows and splits ---
 
-# TRL and verl, GSM8K, MATH, LLaMA-Factory and ms-swift, fine-tuning data
-PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "messages")
+# TRL and verl, GSM8K, MATH, fine-tuning data
+PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")
 ANSWER_COLUMNS = ("answer", "reward_model", "ground_truth", "solution")
 
 
@@ -416,9 +417,7 @@ def split_columns(row, args):
     if answer_column and answer_column not in row:
         raise Exit(f"no column {answer_column} in {[*row]}: set --answer_column")
     answer = row.get(answer_column)
-    if column is None and {"chosen", "rejected"} <= {*row}:
-        prompt, *_ = split_row(row, args)  # what both completions begin with
-    elif column is None:
+    if column is None:
         raise Exit(f"no column prompt in {[*row]}: set --prompt_column")
     if column == "messages" and prompt[-1]["role"] == "assistant" and not args.answer_column:
         *prompt, last = prompt  # fine-tuning data: the last turn is the answer
@@ -468,17 +467,13 @@ def as_answer(completion, prompt):
 
 def read_prompt(row, args):
     """Return the name of a row's prompt column and the prompt in it; None without a column."""
-    column = args.prompt_column or next((name for name in PROMPT_COLUMNS if row.get(name)), None)
-    if column is None:
-        column = next((name for name in PROMPT_COLUMNS if name in row), None)  # an empty prompt
+    found = (name for name in PROMPT_COLUMNS if row.get(name) is not None)
+    column = args.prompt_column or next(found, None)
     if column is None:
         return None, None
     if column not in row:
         raise Exit(f"no column {column} in {[*row]}: set --prompt_column")
-    prompt = read_text(row[column], column)
-    if column == "instruction" and row.get("input"):
-        prompt = f"{prompt}\n{row['input']}"
-    return column, prompt
+    return column, read_text(row[column], column)
 
 
 class PromptSampler:

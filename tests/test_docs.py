@@ -193,9 +193,10 @@ def test_the_speed_table_is_measured():
         for turns in json.loads(file.read_text(encoding="utf-8")).values():
             for other in found.keys() & turns.keys():
                 found[other].append(cells_of_speed(turns["ours"], turns[other], turns["trl"]))
-    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    for other, title, count in (("plain", "| workload, one thread |", 2), ("stock", "| workload |", 6)):
-        rows = [cells(line)[1:] for line in page.split(title)[1].split("\n\n")[0].splitlines()[2:]]
+    places = (("plain", "docs/results.md", "| workload, one thread |", 2), ("stock", "lab/speed.md", "| workload |", 6))
+    for other, page, title, count in places:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        rows = [cells(line)[1:] for line in text.split(title)[1].split("\n\n")[0].splitlines()[2:]]
         assert len(rows) == count and sorted(rows) == sorted(found[other])
 
 
@@ -204,8 +205,8 @@ def test_the_gpu_tables_are_measured():
     norms that fast/ had then."""
     lines = (ROOT / "lab/results/throughput/gpu-2026-11-23.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    section = (ROOT / "docs/results.md").read_text(encoding="utf-8").split("\n### On a GPU\n")[1].split("\n### ")[0]
-    table = [cells(line) for line in section.splitlines() if line.startswith("|")]
+    page = (ROOT / "lab/speed.md").read_text(encoding="utf-8")
+    table = [cells(line) for line in page.splitlines() if line.startswith("|")]
     rollouts = {name: [row for row in rows if row.get("rollout") == name] for name in ("no_graphs", "shared")}
     for turns in rollouts.values():
         seconds = ", ".join(f"{turn['s']:.2f}" for turn in turns)

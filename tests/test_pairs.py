@@ -38,10 +38,6 @@ PAIR_FORMATS = {
     "a prompt that both repeat": ({"prompt": "2?", "chosen": "2?4", "rejected": "2?5"}, "2?", "4", "5"),
     "one begins with its prompt": ({"prompt": "2", "chosen": "2+2", "rejected": "5"}, "2", "2+2", "5"),
     "question": ({"question": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
-    "instruction": ({"instruction": "2+2?", "input": "", "chosen": "4", "rejected": "5"}, "2+2?", "4", "5"),
-    "instruction and input": (
-        {"instruction": "Add.", "input": "2+2", "chosen": "4", "rejected": "5"}, "Add.\n2+2", "4", "5",
-    ),
     "hh-rlhf beside a source": (
         {"source": "a", "chosen": f"{HUMAN} 4", "rejected": f"{HUMAN} 5"}, HUMAN, " 4", " 5",
     ),
@@ -145,11 +141,6 @@ def test_a_bad_pair_is_named(tmp_path, no_datasets, row, says):
         load_rows(tmp_path, [*numbered_pairs(2), row], read=load_pairs)
     assert str(caught.value).startswith("row 3: ") and says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_prompts_are_read_from_pairs(tmp_path):
-    rows = [{"chosen": f"{HUMAN} {i}", "rejected": f"{HUMAN} no"} for i in range(3)]
-    assert {prompt.prompt for prompt in load_rows(tmp_path, rows)} == {HUMAN}
 
 
 def test_missing_prompt_column_of_pairs(tmp_path):
