@@ -60,35 +60,33 @@ def mean_of(rows, metric, steps):
 
 
 def print_numbers(registration):
+    """Print the numbers of the runs that have finished, one after another on a line."""
     jobs = [job for job in registration.jobs() if registration.counts(*job)]
-    print(f"{len(jobs)} of {len(registration.jobs())} runs have finished")
     runs = [registration.rows(*job) for job in jobs]
-    first, last = (
-        range(1, 6),
-        range(registration.content["steps"] - 4, registration.content["steps"] + 1),
-    )
-    for metric in ("eval/pass@1", "eval/length"):
-        for step in (row["step"] for row in runs[0] if metric in row):
-            print(
-                f"{metric}, step {step}:",
-                *(round(mean_of(rows, metric, [step]), 3) for rows in runs),
-            )
-    for metric in registration.content["sampled"]:
-        for steps in (first, last):
-            values = [round(mean_of(rows, metric, steps), 3) for rows in runs]
+    print(f"{len(jobs)} of {len(registration.jobs())} runs have finished")
+    end = registration.content["steps"]
+    first, last = range(1, 6), range(end - 4, end + 1)
+    evaluated = [range(step, step + 1) for step in (0, end // 2, end)]
+    print_metrics(runs, ["eval/pass@1", "eval/length"], evaluated)
+    print_metrics(runs, registration.content["sampled"], [first, last])
+    for name, before, after in (
+        ("eval/pass@1", evaluated[0], evaluated[-1]),
+        ("reward/accuracy", first, last),
+    ):
+        gains = [mean_of(rows, name, after) - mean_of(rows, name, before) for rows in runs]
+        print(f"gain of {name}: {interval(gains)}")
+    hours = [
+        sum(row.get("time/rollout_s", 0) + row.get("time/update_s", 0) for row in rows) / 3600
+        for rows in runs
+    ]
+    print("hours of steps:", *(f"{value:.2f}" for value in hours))
+
+
+def print_metrics(runs, metrics, ranges):
+    for metric in metrics:
+        for steps in ranges:
+            values = [f"{mean_of(rows, metric, steps):.3f}" for rows in runs]
             print(f"{metric}, steps {steps[0]} to {steps[-1]}:", *values)
-    gains = {
-        "greedy": [rows[-1]["eval/pass@1"] - rows[0]["eval/pass@1"] for rows in runs],
-        "sampled": [
-            mean_of(rows, "reward/accuracy", last) - mean_of(rows, "reward/accuracy", first)
-            for rows in runs
-        ],
-    }
-    for name, values in gains.items():
-        print(f"gain, {name}: {interval(values)}")
-    for job, rows in zip(jobs, runs, strict=True):
-        seconds = sum(row["time/rollout_s"] + row["time/update_s"] for row in rows[1:])
-        print(f"{registry.run_name(*job)}: {seconds / 3600:.2f} hours of steps")
 
 
 def main():

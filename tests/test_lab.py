@@ -15,7 +15,6 @@ DIGESTS = {
     registry.CLAIMS: "6a1570e7193b0fb074b10c204b193f031701a90fcb58a7573f4822473caa1b95",
     registry.LEAD: "3416e0181176bd1c0429f1409495d732d0daeaa962ca5871696ee31019c48185",
     registry.KL: "2a79075eba5c996a0a8129945597bab256c3f8611de44a22a49699ad7ff07f74",
-    registry.GSM8K: "079c5519f5ebe7526b8d44baca9867d01563a865192776fee55258a792821efb",
 }
 HAS_HISTORY = (ROOT / ".git").exists() and shutil.which("git")
 statistics = pytest.mark.needs("scipy")
