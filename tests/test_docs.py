@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 import registry
 import unpack
 from common.run import SUSPICIOUS
-from testbed import ALL, named_metrics, script, section_of_metrics
+from testbed import ALL, script
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("vectors/*.md"), *ROOT.glob("lab/**/*.md")])
@@ -93,15 +93,10 @@ def test_named_things_exist(page):
         assert re.search(rf"^def test_\w*{word}", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), word
 
 
-def test_warnings_and_ranges_are_listed():
-    """docs/watch.md: each warning, and a range for what only ppo.py, dpo.py and reward_model.py log."""
+def test_warnings_are_listed():
     page = (ROOT / "docs/watch.md").read_text(encoding="utf-8")
     warnings = page.split("A run warns after five steps")[1].split("\n\n")[0]
     assert [name for name in SUSPICIOUS if f"`{name}`" not in warnings] == []
-    ranges = named_metrics(page.split("### Ranges of kept runs")[1].split("\n## ")[0])
-    own = named_metrics(section_of_metrics("ppo.py") + section_of_metrics("dpo.py"))
-    own = {name for name in own if name.startswith(("value/", "rewards/")) or name in ("reward/shaped", "eval/margin")}
-    assert len(own) == 10 and own <= ranges
 
 
 def test_figure_programs_are_at_their_commits():

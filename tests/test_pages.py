@@ -31,7 +31,6 @@ NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
     r"lab/throughput\.py": "minutes, and TRL",
     r"same_bits\.py COMMIT": "a commit of one's own",
     r"^nohup": "goes on in the background",
-    r"\ba\.jsonl\b": "data of one's own; test_data.py runs it",
     r"tools/plot\.py": "matplotlib",
 }
 PACKAGES = {r"--lora_rank": "peft", r"lab/check\.py": "scipy"}  # run where the package is installed
