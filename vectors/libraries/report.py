@@ -85,18 +85,6 @@ def unexplained(library, verdicts):
 # --- Markdown ---
 
 
-def table(names, verdicts, cases):
-    """Return a table of the cases that some library answers differently, a row per outcome."""
-    rows = defaultdict(list)  # {cells: cases}
-    for case in cases:
-        given = [verdicts[library][case][0] for library in names]
-        if OTHER in given:
-            cells = [f"**{verdict}**" if verdict == OTHER else verdict for verdict in given]
-            rows[" | ".join(cells)].append(f"`{case}`")
-    lines = ["| case | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
-    return lines + [f"| {', '.join(alike)} | {cells} |" for cells, alike in rows.items()]
-
-
 def totals(names, verdicts):
     lines = [
         "| library | same | same32 | part | other | not offered |",
@@ -145,10 +133,9 @@ def not_offered(names, verdicts):
     return lines
 
 
-def markdown(names, verdicts, cases):
+def markdown(names, verdicts):
     parts = [
         totals(names, verdicts),
-        table(names, verdicts, cases),
         ["### Each difference, and its reason"],
         differences(names, verdicts),
     ]
@@ -187,7 +174,7 @@ def main():
             for problem in settings.problems(library, adapter, cases, is_right):
                 problems.append(f"{library}: {problem}")
     texts = {
-        "the answers": markdown(names, verdicts, cases),
+        "the answers": markdown(names, verdicts),
         "the settings": "\n".join(settings.table()) + "\n",
     }
     if options.write:
