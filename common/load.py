@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from common.answers import read_gold
-from common.run import Exit, one_line, print0
+from common.run import Exit, error_context, print0
 
 transformers.logging.disable_progress_bar()
 
@@ -41,12 +41,9 @@ def model_path(name):
 
 def load_tokenizer(name):
     """Load a tokenizer; pad with EOS if it has no pad token."""
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model_path(name))
-    except Exit:
-        raise
-    except Exception as error:  # loaders raise almost any type
-        raise Exit(f"model {name}: no tokenizer: {one_line(error)}") from None
+    path = model_path(name)
+    with error_context(f"model {name}: no tokenizer"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     if tokenizer.eos_token_id is None:
         raise Exit(f"model {name}: its tokenizer has no EOS token to end completions with")
     if tokenizer.pad_token_id is None:
@@ -60,7 +57,7 @@ def load_lm(name, args, model_class, new_weights=(), **settings):
     Return it and the names of the weights that the checkpoint lacks, all of them `new_weights`.
     """
     transformers.logging.set_verbosity_error()  # missing weights are an error below
-    try:
+    with error_context(f"model {name}: cannot be loaded"):
         config = transformers.AutoConfig.from_pretrained(model_path(name))
         config.update(settings)
         text = config.get_text_config()
@@ -78,15 +75,11 @@ def load_lm(name, args, model_class, new_weights=(), **settings):
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    except Exception as error:  # loaders raise almost any type
-        problem, _, _ = one_line(error).partition(" Model type should be one of")  # a list of 200
-        raise Exit(f"model {name}: cannot be loaded: {problem}") from None
-    if info["mismatched_keys"]:
-        wrong = sorted(weight for weight, *_ in info["mismatched_keys"])
-        raise Exit(f"model {name}: weights have other shapes: {', '.join(wrong[:3])}")
     missing = set(info["missing_keys"])
-    if missing - set(new_weights):  # they would be random
-        raise Exit(f"model {name}: weights are missing: {', '.join(sorted(missing)[:3])}")
+    wrong = missing - set(new_weights) | {weight for weight, *_ in info["mismatched_keys"]}
+    if wrong:  # they would be random
+        names = ", ".join(sorted(wrong)[:3])
+        raise Exit(f"model {name}: weights are missing or have other shapes: {names}")
     if args.gradient_checkpointing:
         method = "activation_checkpointing_enable"  # the only name in transformers 6
         enable = getattr(lm, method, None) or lm.gradient_checkpointing_enable
@@ -140,10 +133,8 @@ def add_adapters(lm, args):
         target_modules=targets,
         task_type="CAUSAL_LM",
     )
-    try:
+    with error_context(f"--lora_targets {' '.join(args.lora_targets)}"):
         adapted = get_peft_model(lm, config)
-    except Exception as error:
-        raise Exit(f"--lora_targets {' '.join(args.lora_targets)}: {one_line(error)}") from None
     ends = (lm.get_input_embeddings(), lm.get_output_embeddings())
     if any(hasattr(layer, "base_layer") for layer in ends):
         raise Exit("--lora_targets: the embedding and the head cannot have adapters")
@@ -234,9 +225,6 @@ class Prompt:
 def load_prompts(args, tokenizer):
     """Return the training prompts and the evaluation prompts, two lists of `Prompt`."""
     prompts, eval_prompts = load_data(read_prompts, args, tokenizer)
-    if args.max_steps and args.prompts_per_step > 2 * len(prompts):
-        problem = f"is more than twice the {len(prompts)} training prompts: lower it"
-        raise Exit(f"--prompts_per_step {args.prompts_per_step} {problem}")
     check_positions(max(len(x.ids) for x in prompts + eval_prompts) + args.max_new_tokens, args)
     samples = args.eval_samples if args.eval_temperature else 1
     print0(f"an evaluation samples {len(eval_prompts)} prompts x {samples} completions")
@@ -282,9 +270,8 @@ def load_data(read, args, tokenizer, read_eval=None):
 def load_rows(args):
     """Return the training rows, and the evaluation rows or None."""
     splits = load_splits("--dataset", args.dataset, args.dataset_config)
-    eval_splits = splits
-    if args.eval_dataset not in (None, args.dataset):
-        eval_splits = load_splits("--eval_dataset", args.eval_dataset)
+    is_same = args.eval_dataset in (None, args.dataset)
+    eval_splits = splits if is_same else load_splits("--eval_dataset", args.eval_dataset)
     if args.eval_split:
         names = [args.eval_split]
     elif args.eval_dataset:
@@ -302,7 +289,7 @@ def load_rows(args):
 def load_splits(option, name, config=None):
     """Return {split: rows} of a file, a folder or a hub id."""
     path = Path(EMBEDDED.get(name, name)).expanduser()
-    try:
+    with error_context(f"{option} {name}: cannot be read"):
         if path.suffix in (".jsonl", ".json"):
             return {"train": read_json(path)}
         if path.suffix == ".csv":
@@ -318,9 +305,6 @@ def load_splits(option, name, config=None):
             saved = datasets.load_from_disk(path)
             return saved if isinstance(saved, dict) else {"train": saved}
         return datasets.load_dataset(str(path), config)
-    except Exception as error:  # the disk, the hub or the parser failed
-        problem = one_line(error.__cause__ or error)  # often only the cause says what is wrong
-        raise Exit(f"{option} {name}: cannot be read: {problem}") from None
 
 
 def read_json(path):
@@ -334,7 +318,7 @@ def read_json(path):
     else:
         rows = []
         for number, line in enumerate(text.split("\n"), 1):
-            with error_context(f"line {number}"):
+            with error_context(f"line {number}", ValueError):
                 rows += [json.loads(line)] if line.strip() else []
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("expected objects {column: value}")
@@ -356,15 +340,6 @@ def pick(items, count, seed):
     return [items[i] for i in sorted(indices)]
 
 
-@contextlib.contextmanager
-def error_context(prefix):
-    """Turn a ValueError into an Exit with a prefix, such as the number of the row."""
-    try:
-        yield
-    except ValueError as error:
-        raise Exit(f"{prefix}: {error}") from None
-
-
 def summarize(total, counts):
     """Return `total` and the non-zero counts {text: count}: "5 prompts (95 repeated ...)"."""
     details = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
@@ -382,7 +357,7 @@ def read_prompts(rows, args, tokenizer):
     examples = {}
     number = from_prose = 0
     for number, row in enumerate(rows, 1):
-        with error_context(f"row {number}"):
+        with error_context(f"row {number}", ValueError):
             prompt, answer, columns = split_columns(row, args)
             gold, is_prose = read_gold(answer)
             if gold is None and "accuracy" in args.reward:
@@ -417,13 +392,11 @@ def split_columns(row, args):
     if answer_column and answer_column not in row:
         raise Exit(f"no column {answer_column} in {[*row]}: set --answer_column")
     answer = row.get(answer_column)
-    if column is None:
-        raise Exit(f"no column prompt in {[*row]}: set --prompt_column")
+    if not prompt:
+        raise Exit(f"no prompt in {[*row]}: set --prompt_column")
     if column == "messages" and prompt[-1]["role"] == "assistant" and not args.answer_column:
         *prompt, last = prompt  # fine-tuning data: the last turn is the answer
         answer = last["content"]
-    if not has_text(prompt):
-        raise Exit("the prompt is empty")
     return prompt, answer, {name: value for name, value in row.items() if name != column}
 
 
@@ -444,24 +417,20 @@ def split_row(row, args):
         shared = chosen[: [*is_same, False].index(False)]
         before, turn, _ = shared.rpartition("\n\nAssistant:")
         prompt = before + turn  # Anthropic's hh-rlhf
-    if column is None and not prompt:
-        raise Exit(f"no column prompt in {[*row]}: set --prompt_column")
+    if not prompt:
+        raise Exit(f"no prompt in {[*row]}: set --prompt_column")
     if chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    if not has_text(prompt):
-        raise Exit("the prompt is empty")
-    return prompt, as_answer(chosen, prompt), as_answer(rejected, prompt)
+    return prompt, as_answer(chosen), as_answer(rejected)
 
 
-def as_answer(completion, prompt):
+def as_answer(completion):
     """Return a completion of a prompt, text or messages, as one assistant message."""
     if isinstance(completion, str):
         return {"role": "assistant", "content": completion}
     roles = [message["role"] for message in completion]
     if roles != ["assistant"]:
-        before = "text" if isinstance(prompt, str) else ", ".join(turn["role"] for turn in prompt)
-        found = ", ".join(roles) or "no turn"
-        raise Exit(f"expected one assistant turn after the prompt ({before}), found {found}")
+        raise Exit(f"expected one assistant turn after the prompt, found {roles}")
     return completion[0]
 
 
@@ -540,20 +509,19 @@ def without_none(value):
     return value
 
 
-def has_text(prompt):
-    """Return whether a prompt contains anything but whitespace."""
-    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-    return bool("".join(texts).strip())
-
-
 def dialogue_text(prompt, columns, args, tokenizer, answer=None):
     """Render a prompt, or a prompt with its `answer` message, as the text the model reads.
 
-    Without a chat template, join the contents. `columns` holds the columns of the prompt's row.
+    Without a chat template, join the contents. `columns` holds the columns of the prompt's row; the
+    template gets its `tools` and `chat_template_kwargs`.
     """
     messages = prompt_messages(prompt, columns, args)
     continues = messages[-1]["role"] == "assistant"  # ends with a partial answer (prefill)
-    kwargs = template_kwargs(columns, args)
+    with error_context("chat_template_kwargs: expected a JSON object"):
+        kwargs = json.loads(args.chat_template_kwargs or "{}")
+        kwargs = kwargs | (without_none(columns.get("chat_template_kwargs")) or {})
+    if tools := without_none(columns.get("tools")):
+        kwargs["tools"] = tools
     if not tokenizer.chat_template:
         if "tools" in kwargs:
             raise Exit("tools need a chat template")
@@ -566,21 +534,8 @@ def dialogue_text(prompt, columns, args, tokenizer, answer=None):
         messages[-1] = messages[-1] | answer | {"content": content}
     else:
         messages.append(answer)
-    try:
+    with error_context("chat template"):
         return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
-    except Exception as error:  # a template may raise anything
-        raise Exit(f"chat template: {one_line(error)}") from None
-
-
-def template_kwargs(columns, args):
-    """Return what --chat_template_kwargs and the columns of a row pass to the chat template."""
-    try:
-        kwargs = json.loads(args.chat_template_kwargs or "{}")
-        kwargs = kwargs | (without_none(columns.get("chat_template_kwargs")) or {})
-    except (ValueError, TypeError) as error:
-        raise Exit(f"chat_template_kwargs: expected a JSON object: {one_line(error)}") from None
-    tools = without_none(columns.get("tools"))
-    return kwargs | {"tools": tools} if tools else kwargs
 
 
 def prompt_messages(prompt, columns, args):
@@ -593,8 +548,6 @@ def prompt_messages(prompt, columns, args):
         messages[users[-1]] = last | {"content": text}
     system = args.system_prompt or columns.get("system")
     if system:  # templates accept only one
-        if not isinstance(system, str):
-            raise Exit("column system: expected text")
         others = [message for message in messages if message["role"] != "system"]
         messages = [{"role": "system", "content": system}, *others]
     return messages
@@ -619,10 +572,8 @@ def end_token(tokenizer):
         return tokenizer.eos_token_id
     answer = "Elephants are grey."  # appears in no system prompt
     turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
-    try:
+    with error_context("chat template"):
         text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception as error:  # a template may raise anything
-        raise Exit(f"chat template: {one_line(error)}") from None
     ending = text.partition(answer)[2].lstrip()  # empty if the template leaves answers out
     ids = tokenizer(ending, add_special_tokens=False)["input_ids"]
     added = set(tokenizer.added_tokens_decoder) - {tokenizer.unk_token_id}

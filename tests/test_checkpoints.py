@@ -174,7 +174,7 @@ def test_resume_reads_the_runs_options(tmp_path, capsys):
     assert again == args | {"resume": True, "max_steps": 3, "eval_every": 1}
     with pytest.raises(Exit) as error:
         grpo.main([*resume, "--learning_rate", "1e-3"])
-    assert str(error.value) == "--resume cannot change --learning_rate (checkpoint: 3e-05, now: 0.001)"
+    assert str(error.value) == "--resume cannot change learning_rate (checkpoint: 3e-05, now: 0.001)"
     capsys.readouterr()
     grpo.main(resume)  # it is finished
     assert ", in " in capsys.readouterr().out.splitlines()[-1]

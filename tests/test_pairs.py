@@ -109,30 +109,30 @@ def test_held_out_pairs_share_no_prompt(tmp_path):
     [
         ({"prompt": "a", "chosen": "b"}, "no columns chosen and rejected in ['prompt', 'chosen']"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "column rejected: expected text or a list of messages"),
-        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "the prompt is empty"),
-        ({"chosen": "b", "rejected": "c"}, "no column prompt in ['chosen', 'rejected']: set --prompt_column"),
+        ({"prompt": "", "chosen": "b", "rejected": "c"}, "no prompt in"),
+        ({"chosen": "b", "rejected": "c"}, "no prompt in ['chosen', 'rejected']: set --prompt_column"),
         (
             {"ask": "2?", "chosen": "It is 4", "rejected": "It is 5"},
-            "no column prompt in ['ask', 'chosen', 'rejected']",
+            "no prompt in ['ask', 'chosen', 'rejected']",
         ),
-        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "after the prompt (user), found user"),
+        ({"prompt": USER, "chosen": USER, "rejected": [say("c")]}, "after the prompt, found ['user']"),
         # both answer twice, and differ in the first answer
         (
             {"chosen": [*USER, say("b"), *USER, say("d")], "rejected": [*USER, say("c"), *USER, say("d")]},
-            "after the prompt (user, assistant, user), found user, assistant, user, assistant",
+            "found ['user', 'assistant', 'user', 'assistant']",
         ),
-        ({"chosen": USER, "rejected": [*USER, say("b")]}, "no column prompt"),
-        ({"chosen": [*USER, say("b")], "rejected": USER}, "after the prompt (user), found no turn"),
-        ({"chosen": "天空是蓝色的", "rejected": "天空是绿色的"}, "no column prompt"),
+        ({"chosen": USER, "rejected": [*USER, say("b")]}, "no prompt"),
+        ({"chosen": [*USER, say("b")], "rejected": USER}, "after the prompt, found []"),
+        ({"chosen": "天空是蓝色的", "rejected": "天空是绿色的"}, "no prompt"),
         # a system turn on one side only
         (
             {"prompt": USER, **{key: [SYSTEM, *USER, say(key)] for key in ("chosen", "rejected")}},
-            "found system, user, assistant",
+            "found ['system', 'user', 'assistant']",
         ),
         # one of two dialogues answers another prompt
         (
             {"prompt": USER, "chosen": [*USER, say("b")], "rejected": [{"role": "user", "content": "3+3?"}, say("c")]},
-            "after the prompt (user), found user, assistant",
+            "found ['user', 'assistant']",
         ),
     ],
 )

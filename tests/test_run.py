@@ -181,10 +181,10 @@ def test_trackers_know_the_folder(tmp_path, monkeypatch):
     assert options["init_kwargs"]["wandb"] == {"name": "a-name"}
 
 
-@pytest.mark.parametrize("name, says", [("tensorbord", "no tracker"), ("comet_ml", "pip install comet_ml")])
-def test_missing_tracker(name, says, tmp_path):
+@pytest.mark.parametrize("name", ["tensorbord", "comet_ml"])
+def test_missing_tracker(name, tmp_path):
     """Accelerate silently ignores it."""
-    assert refusal(tmp_path, "--report_to", name) == f"--report_to {name}: {says}"
+    assert refusal(tmp_path, "--report_to", name) == f"--report_to {name}: unknown, or not installed"
 
 
 def test_run_without_any_reward_stops(tmp_path, capsys):
