@@ -292,7 +292,7 @@ def test_bad_input(name, arguments, message, tmp_path, monkeypatch):
         ("--temperature 0", "temperature"),
         ("--eval_k 9", "eval_k 9 is more than --eval_samples 8"),
         ("--reward accuracy format --reward_weights 1", "reward_weights"),
-        ("--report_to swanlab", "--report_to swanlab: pip install swanlab"),  # not among the extras
+        ("--report_to swanlab", "--report_to swanlab: unknown, or not installed"),  # not among the extras
         ("--eval_top_p 0", "eval_top_p"),
     ],
 )
