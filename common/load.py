@@ -392,6 +392,8 @@ def split_columns(row, args):
     if answer_column and answer_column not in row:
         raise Exit(f"no column {answer_column} in {[*row]}: set --answer_column")
     answer = row.get(answer_column)
+    if column is None and {"chosen", "rejected"} <= {*row}:
+        prompt, *_ = split_row(row, args)  # what both completions begin with
     if not prompt:
         raise Exit(f"no prompt in {[*row]}: set --prompt_column")
     if column == "messages" and prompt[-1]["role"] == "assistant" and not args.answer_column:

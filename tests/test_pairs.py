@@ -143,6 +143,11 @@ def test_a_bad_pair_is_named(tmp_path, no_datasets, row, says):
     assert "\n" not in str(caught.value)
 
 
+def test_prompts_are_read_from_pairs(tmp_path):
+    rows = [{"chosen": f"{HUMAN} {i}", "rejected": f"{HUMAN} no"} for i in range(3)]  # configs/ppo-paper.yaml: hh-rlhf
+    assert {prompt.prompt for prompt in load_rows(tmp_path, rows)} == {HUMAN}
+
+
 def test_missing_prompt_column_of_pairs(tmp_path):
     with pytest.raises(Exit, match="no column ask in .*: set --prompt_column"):
         load_rows(tmp_path, numbered_pairs(2), read=load_pairs, prompt_column="ask")
