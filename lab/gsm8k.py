@@ -14,7 +14,6 @@ import numpy as np
 
 import registry
 
-PLAN = registry.HERE / "registered_gsm8k.json"
 FOLDER = registry.HERE.parent / "runs" / "gsm8k"
 T_95 = 4.303  # Student's t for three values
 
@@ -24,7 +23,7 @@ T_95 = 4.303  # Student's t for three values
 
 def write_data(source):
     """Write the problems of GSM8K that the plan names, behind its examples, as conversations."""
-    plan = json.loads(PLAN.read_text(encoding="utf-8"))
+    plan = json.loads(registry.GSM8K.read_text(encoding="utf-8"))
     turns = []
     for question, answer in plan["examples"]:
         turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -34,9 +33,8 @@ def write_data(source):
         rows = [json.loads(line) for line in lines]
         rows = [row for row in rows if row["answer"].count("<<") <= plan["most_calculations"]]
         if split == "test":
-            chosen = random.Random(plan["test_seed"]).sample(
-                range(len(rows)), plan["test_problems"]
-            )
+            generator = random.Random(plan["test_seed"])
+            chosen = generator.sample(range(len(rows)), plan["test_problems"])
             rows = [rows[i] for i in sorted(chosen)]
         with open(FOLDER / f"{split}.jsonl", "w", encoding="utf-8") as file:
             for row in rows:
@@ -46,12 +44,36 @@ def write_data(source):
 
 # --- the numbers ---
 
+SAMPLED = (
+    "reward/accuracy",
+    "reward_terms/last_number",
+    "completion/length",
+    "completion/truncated",
+    "policy/entropy",
+    "advantage/zero_groups",
+)
 
-def interval(values):
-    """Return the mean of three values with its 95 % interval, as text."""
-    mean = np.mean(values)
-    half = T_95 * np.std(values, ddof=1) / np.sqrt(len(values))
-    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+def table(registration):
+    """Return the rows of the page's table, one for each run that has finished, and its gains."""
+    end = registration.content["steps"]
+    first, last = range(1, 6), range(end - 4, end + 1)
+    lines, greedy, sampled = [], [], []
+    for run, seed in registration.jobs():
+        if not registration.counts(run, seed):
+            continue
+        rows = registration.rows(run, seed)
+        scores = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
+        pairs = [(mean_of(rows, name, first), mean_of(rows, name, last)) for name in SAMPLED]
+        greedy.append(scores[-1] - scores[0])
+        sampled.append(pairs[0][1] - pairs[0][0])
+        cells = [str(seed), ", ".join(f"{score:.2f}" for score in scores)]
+        cells += [f"{rounded(before)} → {rounded(after)}" for before, after in pairs]
+        seconds = sum(
+            row.get(name, 0) for row in rows for name in ("time/rollout_s", "time/update_s")
+        )
+        lines.append(f"| {' | '.join(cells)} | {seconds / 3600:.2f} |")
+    return lines, [interval(greedy), interval(sampled)]
 
 
 def mean_of(rows, metric, steps):
@@ -59,34 +81,15 @@ def mean_of(rows, metric, steps):
     return np.mean([row[metric] for row in rows if row["step"] in steps])
 
 
-def print_numbers(registration):
-    """Print the numbers of the runs that have finished, one after another on a line."""
-    jobs = [job for job in registration.jobs() if registration.counts(*job)]
-    runs = [registration.rows(*job) for job in jobs]
-    print(f"{len(jobs)} of {len(registration.jobs())} runs have finished")
-    end = registration.content["steps"]
-    first, last = range(1, 6), range(end - 4, end + 1)
-    evaluated = [range(step, step + 1) for step in (0, end // 2, end)]
-    print_metrics(runs, ["eval/pass@1", "eval/length"], evaluated)
-    print_metrics(runs, registration.content["sampled"], [first, last])
-    for name, before, after in (
-        ("eval/pass@1", evaluated[0], evaluated[-1]),
-        ("reward/accuracy", first, last),
-    ):
-        gains = [mean_of(rows, name, after) - mean_of(rows, name, before) for rows in runs]
-        print(f"gain of {name}: {interval(gains)}")
-    hours = [
-        sum(row.get("time/rollout_s", 0) + row.get("time/update_s", 0) for row in rows) / 3600
-        for rows in runs
-    ]
-    print("hours of steps:", *(f"{value:.2f}" for value in hours))
+def rounded(value):
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
 
 
-def print_metrics(runs, metrics, ranges):
-    for metric in metrics:
-        for steps in ranges:
-            values = [f"{mean_of(rows, metric, steps):.3f}" for rows in runs]
-            print(f"{metric}, steps {steps[0]} to {steps[-1]}:", *values)
+def interval(gains):
+    """Return the mean gain of three runs with its 95 % interval, as text."""
+    mean = np.mean(gains)
+    half = T_95 * np.std(gains, ddof=1) / np.sqrt(len(gains))
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
 
 
 def main():
@@ -99,7 +102,9 @@ def main():
     if args.action == "data":
         write_data(args.source)
     else:
-        print_numbers(registry.Registration(PLAN))
+        lines, gains = table(registry.Registration(registry.GSM8K))
+        print("\n".join(lines))
+        print(f"gain of greedy answers: {gains[0]}\ngain of sampled answers: {gains[1]}")
 
 
 if __name__ == "__main__":

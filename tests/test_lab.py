@@ -7,6 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
+import gsm8k
+import last_number
 import registry
 import unpack
 
@@ -15,6 +17,7 @@ DIGESTS = {
     registry.CLAIMS: "6a1570e7193b0fb074b10c204b193f031701a90fcb58a7573f4822473caa1b95",
     registry.LEAD: "3416e0181176bd1c0429f1409495d732d0daeaa962ca5871696ee31019c48185",
     registry.KL: "2a79075eba5c996a0a8129945597bab256c3f8611de44a22a49699ad7ff07f74",
+    registry.GSM8K: "079c5519f5ebe7526b8d44baca9867d01563a865192776fee55258a792821efb",
 }
 HAS_HISTORY = (ROOT / ".git").exists() and shutil.which("git")
 statistics = pytest.mark.needs("scipy")
@@ -72,6 +75,51 @@ def test_page_has_the_computed_verdicts():
     for name, *cells in check.of_claims() + check.of_lead() + check.of_claims(registry.KL):
         rows = [row for row in tables if all(cell in row for cell in cells if cell)]
         assert len(rows) == 1, (name, cells)
+
+
+def test_page_has_the_numbers_of_gsm8k():
+    lines, gains = gsm8k.table(registry.Registration(registry.GSM8K))
+    section = (
+        (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n## GSM8K on a CPU\n")[1].split("\n## ")[0]
+    )
+    assert [line for line in lines if line in section.splitlines()] == lines and len(lines) == 3
+    assert all(gain in section for gain in gains)
+
+
+@pytest.mark.parametrize(
+    "text, truncated, right",
+    [
+        ("#### 1,200", False, True),
+        ("It is 1200 dollars.", False, True),
+        ("1200 is more than 7", False, False),
+        ("It is 1200", True, False),  # it may have become 12000
+        ("no number", False, False),
+    ],
+)
+def test_lenient_grade(text, truncated, right):
+    completion = [{"role": "assistant", "content": text}]
+    assert last_number.last_number([completion], ["1200"], [truncated]) == [float(right)]
+
+
+def test_gsm8k_data_is_the_registered_one(tmp_path, monkeypatch):
+    """Short problems behind the examples; the test problems are drawn once."""
+    for split, count in (("train", 5), ("test", 300)):
+        rows = [{"question": str(i), "answer": "<<" * (i % 4) + f"#### {i}"} for i in range(count)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(gsm8k, "FOLDER", tmp_path / "written")
+    gsm8k.write_data(tmp_path)
+    train, test = (
+        [
+            json.loads(line)
+            for line in (tmp_path / "written" / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+        for split in ("train", "test")
+    )
+    assert [row["prompt"][-1]["content"] for row in train] == ["0", "1", "2", "4"]
+    assert [message["role"] for message in train[0]["prompt"]] == ["user", "assistant"] * 3 + ["user"]
+    drawn = [int(row["prompt"][-1]["content"]) for row in test]
+    assert len(set(drawn)) == 100 and drawn == sorted(drawn) and drawn[:4] != [0, 1, 2, 4]
 
 
 # --- which runs count ---

@@ -29,6 +29,7 @@ NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
     r"Qwen/|Anthropic/|openai/|\b(MODEL|DATA|DIR|FILE|PAIRS|SFT\w*)\b| \.\.\.": "a model or data of one's own, or of the hub",
     r"\btrl\.|smollm2|reasoning_gym|trackio|wandb|tensorboard": "an extra package",
     r"lab/throughput\.py": "minutes, and TRL",
+    r"lab/gsm8k\.py data|lab/make_runs\.py": "GSM8K, and hours",
     r"same_bits\.py COMMIT": "a commit of one's own",
     r"^nohup": "goes on in the background",
     r"tools/plot\.py": "matplotlib",
