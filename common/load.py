@@ -394,7 +394,7 @@ def split_columns(row, args):
     answer = row.get(answer_column)
     if column is None and {"chosen", "rejected"} <= {*row}:
         prompt, *_ = split_row(row, args)  # what both completions begin with
-    if not prompt:
+    if not has_text(prompt):
         raise Exit(f"no prompt in {[*row]}: set --prompt_column")
     if column == "messages" and prompt[-1]["role"] == "assistant" and not args.answer_column:
         *prompt, last = prompt  # fine-tuning data: the last turn is the answer
@@ -419,7 +419,7 @@ def split_row(row, args):
         shared = chosen[: [*is_same, False].index(False)]
         before, turn, _ = shared.rpartition("\n\nAssistant:")
         prompt = before + turn  # Anthropic's hh-rlhf
-    if not prompt:
+    if not has_text(prompt):
         raise Exit(f"no prompt in {[*row]}: set --prompt_column")
     if chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
@@ -511,6 +511,12 @@ def without_none(value):
     return value
 
 
+def has_text(prompt):
+    """Return whether a prompt, text or messages, contains anything but whitespace."""
+    texts = [x["content"] for x in prompt] if isinstance(prompt, list) else [prompt or ""]
+    return bool("".join(texts).strip())
+
+
 def dialogue_text(prompt, columns, args, tokenizer, answer=None):
     """Render a prompt, or a prompt with its `answer` message, as the text the model reads.
 
@@ -550,6 +556,8 @@ def prompt_messages(prompt, columns, args):
         messages[users[-1]] = last | {"content": text}
     system = args.system_prompt or columns.get("system")
     if system:  # templates accept only one
+        if not isinstance(system, str):
+            raise Exit("column system: expected text")
         others = [message for message in messages if message["role"] != "system"]
         messages = [{"role": "system", "content": system}, *others]
     return messages

@@ -292,7 +292,9 @@ FIRST = b'{"prompt": "a", "answer": "1"}'
         ([b'{"prompt": [], "answer": "1"}'], "row 1", "column prompt: expected text or a list of messages"),
         ([b'{"prompt": [{"from": "human", "value": "a"}]}'], "row 1", "expected messages with 'role' and 'content'"),
         ([FIRST, b'{"answer": "1"}'], "row 2", "no prompt in ['answer']: set --prompt_column"),
-        ([FIRST, b'{"prompt": "", "answer": "1"}'], "row 2", "no prompt in"),
+        ([FIRST, b'{"prompt": " \\n", "answer": "1"}'], "row 2", "no prompt in"),
+        # the text is under another key
+        ([FIRST, b'{"prompt": [{"role": "user", "value": "2+2?"}], "answer": "1"}'], "row 2", "no prompt in"),
         ([FIRST, b'{"prompt": "b", "answer": ""}'], "row 2", "no answer"),
         ([FIRST, b'{"prompt": "b", "answer": NaN}'], "row 2", "no answer"),
     ],

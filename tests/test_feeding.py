@@ -241,6 +241,8 @@ def test_system_column_is_system_turn(row, text, tmp_path):
 def test_system_columns_tell_prompts_apart(tmp_path):
     rows = [{"prompt": "2+2?", "system": system} for system in ("Add.", "Multiply.", "Add.")]
     assert len(load_rows(tmp_path, rows)) == 2
+    with pytest.raises(Exit, match="^row 1: column system: expected text"):
+        load_rows(tmp_path, [{"prompt": "2+2?", "system": 3}])
 
 
 # --- dates and digits as they were written ---

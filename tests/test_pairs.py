@@ -109,7 +109,7 @@ def test_held_out_pairs_share_no_prompt(tmp_path):
     [
         ({"prompt": "a", "chosen": "b"}, "no columns chosen and rejected in ['prompt', 'chosen']"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "column rejected: expected text or a list of messages"),
-        ({"prompt": "", "chosen": "b", "rejected": "c"}, "no prompt in"),
+        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "no prompt in"),
         ({"chosen": "b", "rejected": "c"}, "no prompt in ['chosen', 'rejected']: set --prompt_column"),
         (
             {"ask": "2?", "chosen": "It is 4", "rejected": "It is 5"},
