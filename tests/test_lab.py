@@ -1,4 +1,4 @@
-"""lab/: registrations are unchanged, only registered runs count, and docs/results.md has the verdicts."""
+"""lab/: registrations are unchanged, only registered runs count, and pages have the verdicts."""
 
 import hashlib
 import json
@@ -63,11 +63,12 @@ def test_unpack_over_steps_or_completions(tmp_path):
 
 
 @statistics
-def test_page_has_the_computed_verdicts():
-    """Each verdict of check.py, with its effect, interval and p, is a row of a table there."""
+def test_pages_have_the_computed_verdicts():
+    """Each verdict of check.py, with its effect, interval and p, is a row of a table of results.md or verdicts.md."""
     import check
 
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").replace("*", "")
+    pages = [ROOT / "docs" / "results.md", ROOT / "lab" / "verdicts.md"]
+    page = "\n".join(path.read_text(encoding="utf-8").replace("*", "") for path in pages)
     tables = []
     for line in page.splitlines():
         if line.startswith("|"):
