@@ -28,5 +28,5 @@ def test_truncated_completions_score_0(tmp_path):
     args = args_of(reward=[f"{tmp_path}/term.py:term"], group_size=2)
     texts = [completion(text, truncated=i % 2 == 1) for i, text in enumerate(["3", "3", "-2", "-2", "", "5", "4", ""])]
     rewards, terms = dr_grpo.compute_rewards(load_rewards(args), [Prompt([1], "1+1?", "2")] * 4, texts, 2)
-    assert rewards.tolist() == [3, 0, -2, 0, 0, 0, 4, 0]  # also without a reward
+    assert rewards.tolist() == [3, 0, -2, 0, 0, 0, 4, 4]  # without a reward it does not move the baseline
     assert terms["term"].nan_to_num(7).tolist() == [3, 3, -2, -2, 7, 5, 4, 7]  # the terms are logged as they are

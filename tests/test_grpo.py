@@ -26,7 +26,7 @@ def advantages(rewards, dtype=torch.float64, **options):
     return found[:, 0].tolist()
 
 
-DEFAULTS = {  # from the papers
+DEFAULTS = {
     "grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=0.04, kl_estimator="k3", normalize_std=True),
     "dr_grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=0.0, normalize_std=False),
     "dapo": dict(clip_low=0.2, clip_high=0.28, kl_coef=0.0, overlong="soft", eval_top_p=0.7),
@@ -37,7 +37,7 @@ DEFAULTS = {  # from the papers
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_defaults_are_the_papers(name):
+def test_defaults(name):
     args = script(name).Args()
     assert {option: getattr(args, option) for option in DEFAULTS[name]} == DEFAULTS[name]
     assert (args.num_epochs, args.num_minibatches) == (1, 1 if name == "grpo" else 4)  # with one update no clip acts

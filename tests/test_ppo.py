@@ -220,6 +220,23 @@ def test_critic_needs_a_linear_score(tmp_path):
         ppo.load_critic(args, lm, tokenizer)
 
 
+def test_reward_is_at_the_last_token():
+    """Also of a completion with a hole, as a tool's text leaves one."""
+    mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0]]).bool()
+    kl, args = torch.zeros(2, 6), ppo.Args()
+    found = ppo.shape_rewards(torch.tensor([3.0, 5.0]), kl, mask, args)
+    assert found.tolist() == [[0, 0, 0, 0, 0, 3], [0, 5, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("given, rate", [([], 1e-5), (["--critic_learning_rate", "3e-6"], 3e-6)])
+def test_critic_rate_follows_the_learning_rate(given, rate, tmp_path, monkeypatch):
+    words = ["--learning_rate", "1e-6", "--max_steps", "1", "--prompts_per_step", "4", "--eval_prompts", "4"]
+    rates = []
+    monkeypatch.setattr(ppo, "update", lambda *inputs: rates.append([group["lr"] for group in inputs[3].param_groups]))
+    ppo.main([*words, *given, "--output_dir", str(tmp_path / "run")])
+    assert rates == [[1e-6, pytest.approx(rate)]]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -598,6 +598,18 @@ def test_bad_call_costs_its_turn(modules, task, tmp_path, monkeypatch):
     assert bad > 3
 
 
+def test_calculator_leaves_out_unscored_rows(modules, task, tmp_path, monkeypatch):
+    module, seen = modules["calculator"], []
+    (tmp_path / "judge.py").write_text(
+        "def judge(truncated, **_):\n    return [None if t else 1.0 for t in truncated]\n"
+    )
+    monkeypatch.setattr(module, "update", lambda *inputs: seen.append(inputs[4]))
+    words = ["--model_name_or_path", str(task[1] / "model"), "--dataset", str(task[1]), "--max_steps", "1"]
+    train(module, tmp_path / "run", *words, "--reward", f"{tmp_path / 'judge.py'}:judge")
+    (batch,) = seen
+    assert torch.equal(batch["loss_mask"].any(dim=1), ~batch["truncated"]) and batch["truncated"].any()
+
+
 def test_run_learns_to_call(modules, task, tmp_path):
     """Each `]` has a reward here."""
     reward = f"{ROOT / 'examples' / 'calculator_task.py'}:calls"

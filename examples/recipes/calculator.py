@@ -24,7 +24,7 @@ class Args:
 
 LINES = {
     'batch = samples.batch | {"loss_mask": samples.loss_mask}': """
-        batch = samples.batch | {"loss_mask": samples.batch["sampled_mask"]}
+        batch = samples.batch | {"loss_mask": samples.loss_mask & samples.batch["sampled_mask"]}
         metrics.add("calculator/bad_calls", batch["bad_call"], batch["loss_mask"])
     """,
     'batch["advantages"] = advantages.float().to(accelerator.device)': """
