@@ -284,8 +284,7 @@ DIFFERENT = {
 NUMBER_WORDS = """zero|one|twos|three|four|five|six|sixes|sevens|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen
 seventeen|eighteen|nineteen|twenty|thirties|forty|fifty|sixties|seventy|eighty|ninety|hundreds|thousands|millions|zillion|lakh
 crore|dozens|third|fourth|fifths|sixth|sevenths|eighth|ninths|tenth|eleventh|twelfths|twentieth|hundredths|tenfold|half|halves
-halved|quarters|quartered|grand|gross|bil|mln|MM|mil|mila|mille|tausend|tusen|duizend|ribu|ratus|juta|hundert|miljoen|milyar|Millionen
-milliarde|miliardi|millones|docena|douzaines|dutzend|cientos|double|tripled|quadruple|twice|thrice|squared|cubed|factorial|negative|plus|minus
+halved|quarters|quartered|grand|gross|bil|mln|MM|double|tripled|quadruple|twice|thrice|squared|cubed|factorial|negative|plus|minus
 or so|and counting|to go|not quite|but less|is wrong|mod|base|choose|pi|sqrt|log|ln|exp|sin|cos|tan"""
 UNIT_NAMES = """$=dollars $=usd €=euro €=eur £=pounds ¥=yuan ¥=cny ¥=元 ¢=cents %=percent %=percentage %=pct °=degrees
 cm=centimeters m=meter meters=metres km=kilometer in=inches inch=in ft=feet ft=foot g=grams kg=kilogram s=seconds sec=s
