@@ -24,12 +24,14 @@ def test_readme_results_are_measured():
     runs = unpack.runs(unpack.RESULTS / "pages.jsonl")
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n")[1]
     for name in ("grpo", "dr_grpo", "dapo", "gspo", "dcpo", "ppo", "dpo"):
-        pattern = rf"{name}{'-nll' * (name == 'dpo')}-seed\d+\.jsonl"  # dpo without it made its own pairs
+        variant = {"dpo": "-nll", "dapo": "-top_p1"}.get(name, "")  # dpo without it made its own pairs
+        pattern = rf"{name}{variant}-seed\d+\.jsonl"
         of_seeds = [rows for file, rows in runs.items() if re.fullmatch(pattern, file)]
         scores = [[row["eval/pass@1"] for row in rows if "eval/pass@1" in row] for rows in of_seeds]
         first, last = zip(*[(of_run[0], of_run[-1]) for of_run in scores], strict=True)
-        row = f"| `python {name}.py` | {statistics.median(last):.3f} ({min(last):.3f}, {max(last):.3f}) |"
-        before = "top-p 0.7, from 0.307" if name == "dapo" else "from 0.367 before training"
+        command = f"python {name}.py{' --eval_top_p 1' * (name == 'dapo')}"
+        row = f"| `{command}` | {statistics.median(last):.3f} ({min(last):.3f}, {max(last):.3f}) |"
+        before = "from 0.367 before training"
         assert len(scores) == 5 and row in text.splitlines()
         assert f"{statistics.median(first):.3f}" in before and before in text
 
