@@ -9,7 +9,6 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "vectors" / "conventions.md"
 WIDTH = 16  # the constant denominator of dr_grpo.py
-LIBRARIES = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("trl", "polgrad")]
 
 
 def mean_loss(name):
@@ -54,23 +53,18 @@ def asked(report, library):
 
 
 @pytest.mark.beside("vectors")
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_each_difference_has_a_reason(report, library):
+@pytest.mark.needs("trl")
+def test_each_difference_has_a_reason(report):
     """Catches an adapter that no longer fits its library, or a changed case."""
-    adapter, cases = asked(report, library)
+    adapter, cases = asked(report, "trl")
     verdicts = report.verdicts_of(adapter, cases)
-    assert report.unexplained(library, verdicts) == []
-    assert verdicts["splits/dapo-2"][0] == {"trl": report.SAME, "polgrad": report.OTHER}[library]
+    assert report.unexplained("trl", verdicts) == []
+    assert verdicts["splits/dapo-2"][0] == report.SAME
     assert verdicts["variants/cispo"][0] == report.SAME
-
-
-@pytest.mark.beside("vectors")
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_page_lists_the_differences(report, library):
-    adapter, cases = asked(report, library)
-    lines = report.differences({library: adapter.name}, {library: report.verdicts_of(adapter, cases)})
-    found = [line for line in lines if line.startswith("- ")]
-    assert found and set(found) <= set(PAGE.read_text(encoding="utf-8").splitlines())
+    names, verdicts = {"trl": adapter.name}, {"trl": verdicts}
+    printed = report.differences(names, verdicts)
+    assert "- `advantages/ddof-0`: the std has ddof 1. (`trainer/utils.py`, `nanstd`)" in printed
+    assert report.totals(names, verdicts)[-1] in PAGE.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.beside("vectors")

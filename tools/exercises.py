@@ -1,7 +1,6 @@
 """Check an exercise of docs/exercises.md.
 
-python tools/exercises.py NUMBER [YOURS ...]     YOURS: your copy of a script, or the folder of your run,
-                                                 if the exercise asks for one
+python tools/exercises.py NUMBER YOURS ...     YOURS: your copy of a script, or the folder of your run
 """
 
 import importlib.util
@@ -26,11 +25,10 @@ def load(path):
 
 
 def read_run(folder):
-    """Return the `options` {name: value} of a run, and the `rows` of its metrics.jsonl."""
+    """Return a run, with the `rows` of its metrics.jsonl."""
     try:
-        options = json.loads((folder / "args.json").read_text(encoding="utf-8"))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return types.SimpleNamespace(options=options, rows=[json.loads(line) for line in lines])
+        return types.SimpleNamespace(rows=[json.loads(line) for line in lines])
     except (OSError, ValueError) as error:
         raise SystemExit(f"{folder} is not the folder of a run: {error}") from None
 
@@ -58,11 +56,9 @@ def main(arguments):
     sys.path.insert(0, str(ROOT))
     number, *yours = arguments
     code = code_of(number)
-    wanted = "mine" if "mine." in code else "run" if "run." in code else None
+    wanted = "mine" if "mine." in code else "run"
     if not code:
         raise SystemExit(f"exercise {number} has no check")
-    if yours and not wanted:
-        raise SystemExit(f"exercise {number} takes no file")
     if wanted == "mine" and not yours:
         raise SystemExit(f"exercise {number} checks a script: name yours")
     if wanted == "run" and not yours:
@@ -73,8 +69,6 @@ def main(arguments):
                 check(number, mine=load(path))
             else:
                 check(number, run=read_run(path))
-        if not wanted:
-            check(number)
     except AssertionError as error:
         raise SystemExit(f"exercise {number}: not yet: {error}") from None
     except ValueError as error:  # the answer is not a number

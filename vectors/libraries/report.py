@@ -1,13 +1,13 @@
-"""Ask TRL, verl, OpenRLHF and polgrad for answers to the test vectors, and print tables of them.
+"""Ask TRL, verl and OpenRLHF for answers to the test vectors, and print tables of them.
 
-    pip install trl==1.16.0 polgrad==0.2.1
+    pip install trl==1.16.0
     pip install --no-deps --target runs/packages verl==0.9.1 openrlhf==0.11.2
     python vectors/libraries/report.py runs/packages --write vectors/conventions.md
 
-Without --write it prints the tables, and why a library does not offer a case. verl and OpenRLHF
-are not imported, so their requirements are not needed. The exit code is 1 if a difference has no
-reason in reasons.toml or a reason no difference, or if the settings in settings.toml compute
-something else or are not all needed.
+Without --write it prints the tables, each difference with its reason, and why a library does not
+offer a case. verl and OpenRLHF are not imported, so their requirements are not needed. The exit
+code is 1 if a difference has no reason in reasons.toml or a reason no difference, or if the
+settings in settings.toml compute something else or are not all needed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import settings  # noqa: E402
 from library import NO_FUNCTION  # noqa: E402
 from vectors import check  # noqa: E402
 
-LIBRARIES = ["trl", "verl", "openrlhf", "polgrad"]
+LIBRARIES = ["trl", "verl", "openrlhf"]
 BEGIN = "<!-- {} from report.py -->"  # with "the answers" or "the settings"
 END = "<!-- to here -->"
 SAME = "same"
@@ -85,18 +85,6 @@ def unexplained(library, verdicts):
 # --- Markdown ---
 
 
-def table(names, verdicts, cases):
-    """Return a table of the cases that some library answers differently, a row per outcome."""
-    rows = defaultdict(list)  # {cells: cases}
-    for case in cases:
-        given = [verdicts[library][case][0] for library in names]
-        if OTHER in given:
-            cells = [f"**{verdict}**" if verdict == OTHER else verdict for verdict in given]
-            rows[" | ".join(cells)].append(f"`{case}`")
-    lines = ["| case | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
-    return lines + [f"| {', '.join(alike)} | {cells} |" for cells, alike in rows.items()]
-
-
 def totals(names, verdicts):
     lines = [
         "| library | same | same32 | part | other | not offered |",
@@ -145,16 +133,6 @@ def not_offered(names, verdicts):
     return lines
 
 
-def markdown(names, verdicts, cases):
-    parts = [
-        totals(names, verdicts),
-        table(names, verdicts, cases),
-        ["### Each difference, and its reason"],
-        differences(names, verdicts),
-    ]
-    return "\n\n".join("\n".join(part) for part in parts) + "\n"
-
-
 def write(page, texts):
     """Put texts {name: text} between the marks with their names on a page."""
     content = page.read_text(encoding="utf-8")
@@ -187,13 +165,14 @@ def main():
             for problem in settings.problems(library, adapter, cases, is_right):
                 problems.append(f"{library}: {problem}")
     texts = {
-        "the answers": markdown(names, verdicts, cases),
+        "the answers": "\n".join(totals(names, verdicts)) + "\n",
         "the settings": "\n".join(settings.table()) + "\n",
     }
     if options.write:
         write(options.write, texts)
     else:
-        print("\n".join([*texts.values(), *not_offered(names, verdicts)]))
+        reasons = differences(names, verdicts)
+        print("\n".join([*texts.values(), *reasons, "", *not_offered(names, verdicts)]))
     for problem in problems:
         print(problem, file=sys.stderr)
     raise SystemExit(int(bool(problems)))

@@ -1,4 +1,4 @@
-"""Exercise 7: GRPO with the ratio of GSPO, one per completion.
+"""Exercise 4: GRPO with the ratio of GSPO, one per completion.
 
 `token_weights` takes the mean over rows of the mean over tokens. As all tokens of a row have the
 same loss, this is exactly Eq. 5 of arXiv 2507.18071.

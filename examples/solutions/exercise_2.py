@@ -1,4 +1,4 @@
-"""Exercise 5: GRPO with the advantages of RLOO.
+"""Exercise 2: GRPO with the advantages of RLOO.
 
 R_i minus the mean of the others is G / (G - 1) times R_i minus the mean of all. The recipe
 examples/recipes/rloo.py also has the paper's sum over tokens.

@@ -1,4 +1,4 @@
-"""Exercise 6: GRPO with the weights of DAPO, where every token counts the same."""
+"""Exercise 3: GRPO with the weights of DAPO, where every token counts the same."""
 
 
 def token_weights(loss_mask, totals, args):
