@@ -16,7 +16,7 @@ def read(page):
 def facts(page):
     """The code blocks of a page without their comments, and the numbers of its table of results."""
     code = re.findall(r"^```.*?^```", read(page), re.MULTILINE | re.DOTALL)
-    rows = re.findall(r"^\| `python \w+\.py` \| .*$", read(page), re.MULTILINE)
+    rows = re.findall(r"^\| `python \w+\.py[^`]*` \| .*$", read(page), re.MULTILINE)
     return [re.sub(r"^# .*\n", "", block, flags=re.MULTILINE) for block in code], rows
 
 
