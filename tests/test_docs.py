@@ -148,7 +148,7 @@ def test_mentioned_options_exist(page):
 
 
 # Options of Accelerate's launcher.
-FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu", "main_process_port", "machine_rank"}
+FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu"}
 
 
 def cells_of_speed(ours, stock, trl):
