@@ -1,8 +1,9 @@
-"""Measure how noisy the gradient of a step is: its variance over its squared mean (docs/fork.md).
+"""Measure how noisy the gradient of a step is: its variance over its squared mean.
 
     python examples/gradient_variance.py MODEL SHIFT SCRIPT ...
 
-    python examples/gradient_variance.py embedded 0 reinforce rloo grpo
+    python examples/gradient_variance.py embedded 0 reinforce mean_baseline rloo grpo
+    python examples/gradient_variance.py embedded 1 reinforce
 
 MODEL is a folder, or `embedded`; it is not trained. SHIFT is added to every reward, which is 1 or
 0. All scripts or recipes, named without `.py`, get the same rollouts, in the sizes of the first
@@ -10,6 +11,17 @@ one, and turn them into gradients by their own advantages, loss and weights, wit
 three seeds, which draw prompts and completions, gets a line. It ends with the squared gradients of
 log pi of right and of wrong completions, and the constant baseline of least variance for rewards of
 1 and 0.
+
+REINFORCE, with a mean as its baseline, and leave-one-out (RLOO) have the same expected gradient up
+to a factor, but differ in noise. On the untrained embedded model, smallest and largest of the seeds:
+
+    reinforce                     0.106 to 0.122
+    the same, rewards 2 and 1     0.341 to 0.493
+    mean_baseline                 0.094 to 0.105
+    rloo                          0.101 to 0.117
+    grpo                          0.157 to 0.189    divides by the standard deviation and the length
+
+With rewards of 1 and 0 a baseline gains next to nothing, which is an accident of this coding.
 """
 
 import argparse

@@ -101,15 +101,6 @@ def test_warnings_are_listed():
     assert [name for name in SUSPICIOUS if f"`{name}`" not in warnings] == []
 
 
-def test_figure_programs_are_at_their_commits():
-    page = (ROOT / "lab/results/README.md").read_text(encoding="utf-8").partition("The pictures in")[2]
-    for programs, commit in re.findall(r"(.*?) at ([0-9a-f]{8})", page):
-        if subprocess.run(["git", "cat-file", "-e", commit], cwd=ROOT, capture_output=True).returncode:
-            pytest.skip("a copy without the history")
-        for name in re.findall(r"`(\S+\.py)`", programs):
-            assert not subprocess.run(["git", "cat-file", "-e", f"{commit}:{name}"], cwd=ROOT).returncode, name
-
-
 def read_requirements(name):
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     return {own.name: own.specifier for own in map(Requirement, (line for line in lines if not line.startswith("#")))}
@@ -157,7 +148,7 @@ def test_mentioned_options_exist(page):
 
 
 # Options of Accelerate's launcher.
-FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu", "main_process_port", "machine_rank"}
+FOREIGN = {"mixed_precision", "num_processes", "config_file", "multi_gpu"}
 
 
 def cells_of_speed(ours, stock, trl):

@@ -53,11 +53,6 @@ def run(page, command, folder, steps, *more):
         ("grpo.py --num_minibatches 4", 1, lambda row: row["policy/ratio_max"] > 1 and row["policy/approx_kl"] > 0),
         ("grpo.py --learning_rate 1e-2", 2, lambda row: row["policy/kl_ref"] > 1 and row["reward/accuracy"] < 0.1),
         ("grpo.py --max_new_tokens 16", 1, lambda row: row["completion/truncated"] > 0.2 > row["reward/accuracy"]),
-        (
-            "dapo.py --max_new_tokens 12 --overlong_cache 3",
-            1,
-            lambda row: row["sampling/keep_rate"] < 0.8 and row["sampling/rounds"] > 1,
-        ),
     ],
 )
 def test_a_command_provokes_its_symptom(command, steps, symptom, tmp_path):
@@ -69,15 +64,6 @@ def test_divergence_prints_its_line(tmp_path):
     with pytest.raises(Exit) as error:
         run("watch", "grpo.py --learning_rate 1e30", tmp_path, 2)
     assert f"grpo.py: error: {error.value}\n" in PAGES["watch"]
-
-
-def test_paying_for_length_lengthens_completions(tmp_path, monkeypatch):
-    (reward,) = re.findall(r"a reward of `(.*?)`", PAGES["watch"])
-    lines = f"def longer(completions, **columns):\n    return [{reward} for text in completions]\n"
-    (tmp_path / "longer.py").write_text(lines, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    rows = run("watch", "grpo.py --learning_rate 1e-3", tmp_path / "run", 2, "--reward", "longer.py:longer")
-    assert rows[-1]["completion/length"] > rows[-2]["completion/length"] + 3
 
 
 # --- docs/fork.md: its code ---

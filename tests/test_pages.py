@@ -25,7 +25,7 @@ NOT_RUN = {  # {pattern: reason}; the first that is found in a command counts
     r"\bpip install|python3 -m venv": "downloads packages",
     r"\bpytest\b": "the suite itself",
     r"^ruff": "ruff is in no requirements file",
-    r"--config_file configs/|--multi_gpu|--machine_rank": "several processes, of which test_distributed.py starts some",
+    r"--config_file configs/|--multi_gpu": "several processes, of which test_distributed.py starts some",
     r"Qwen/|Anthropic/|openai/|\b(MODEL|DATA|DIR|FILE|PAIRS|SFT\w*)\b| \.\.\.": "a model or data of one's own, or of the hub",
     r"\btrl\.|smollm2|reasoning_gym|trackio|wandb|tensorboard": "an extra package",
     r"lab/throughput\.py": "minutes, and TRL",

@@ -1,6 +1,6 @@
 """REINFORCE with a single baseline for all prompts: the mean reward of the rollout.
 
-The second rung of the ladder to GRPO in docs/fork.md.
+examples/gradient_variance.py compares its noise with that of RLOO and GRPO.
 """
 
 from common.masked import moments  # noqa: F401 (in LINES)

@@ -1,6 +1,6 @@
 """REINFORCE: the gradient of R log pi. Nothing is subtracted from the reward.
 
-The first rung of the ladder to GRPO in docs/fork.md.
+examples/gradient_variance.py compares its noise with that of RLOO and GRPO.
 """
 
 
