@@ -1,13 +1,14 @@
 """examples/bugs: each bug fits its script, and changes what a run computes."""
 
 import functools
+import re
 
 import pytest
 import recipes
 import torch
 
 import grpo
-from testbed import metric_rows, script
+from testbed import ROOT, metric_rows, script
 
 SMALL = "--prompts_per_step 4 --max_new_tokens 24 --max_steps 2 --learning_rate 1e-3"
 SMALL += " --eval_every 0 --eval_prompts 1 --eval_samples 4"
@@ -43,6 +44,14 @@ def test_bug_changes_the_run_not_its_start(bug, healthy, tmp_path):
     broken = rows_of(module_with(bug, base), options, tmp_path)
     assert healthy[0] == broken[0]  # the evaluation before the first step
     assert healthy[2] != broken[2] and broken[2]["optim/grad_norm"] > 0
+
+
+def test_the_printed_command_gives_the_printed_numbers(tmp_path):
+    page = (ROOT / "docs" / "exercises.md").read_text(encoding="utf-8")
+    (words,) = re.findall(r"^python grpo.py (.*--seed 0)$", page, re.MULTILINE)
+    grpo.main([*words.split(), "--max_steps", "1", "--output_dir", str(tmp_path)])
+    first = re.search(r"`policy/entropy` of step 1 is ([\d.]+),", page.split("### Pair 5")[1])[1]
+    assert f"{metric_rows(tmp_path)[1]['policy/entropy']:.3f}" == first
 
 
 def test_batch_mean_rewards_easy_prompts():
