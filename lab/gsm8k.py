@@ -1,7 +1,7 @@
-"""GSM8K with a 0.5B chat model: the data of registered_gsm8k.json, and the numbers of its runs.
+"""GSM8K with a 0.5B chat model: the data of registered_gsm8k.json, and the numbers of the runs.
 
 python lab/gsm8k.py data GSM8K        # runs/gsm8k/train.jsonl and test.jsonl, from GSM8K/
-python lab/make_runs.py registered_gsm8k.json
+python lab/make_runs.py registered_gsm8k_longer.json
 python lab/gsm8k.py                   # every number of the section in docs/results.md
 """
 
@@ -13,6 +13,7 @@ import random
 import numpy as np
 
 import registry
+import unpack
 
 FOLDER = registry.HERE.parent / "runs" / "gsm8k"
 T_95 = 4.303  # Student's t for three values
@@ -55,40 +56,62 @@ SAMPLED = (
 
 
 def table(registration):
-    """Return the rows of the page's table, one for each run that has finished, and its gains."""
-    end = registration.content["steps"]
-    first, last = range(1, 6), range(end - 4, end + 1)
-    lines, greedy, sampled = [], [], []
+    """Return the rows of the page's table, one for each run that has finished.
+
+    A sampled metric is the mean of the first quarter of a run's steps, and of the last.
+    """
+    lines = []
     for run, seed in registration.jobs():
         if not registration.counts(run, seed):
             continue
         rows = registration.rows(run, seed)
         scores = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
-        pairs = [(mean_of(rows, name, first), mean_of(rows, name, last)) for name in SAMPLED]
-        greedy.append(scores[-1] - scores[0])
-        sampled.append(pairs[0][1] - pairs[0][0])
-        cells = [str(seed), ", ".join(f"{score:.2f}" for score in scores)]
+        pairs = [first_and_last(rows, name, rows[-1]["step"] // 4) for name in SAMPLED]
+        cells = [f"`{run}.py`", str(seed), ", ".join(f"{score:.2f}" for score in scores)]
         cells += [f"{rounded(before)} → {rounded(after)}" for before, after in pairs]
         seconds = sum(
             row.get(name, 0) for row in rows for name in ("time/rollout_s", "time/update_s")
         )
         lines.append(f"| {' | '.join(cells)} | {seconds / 3600:.2f} |")
-    return lines, [interval(greedy), interval(sampled)]
+    return lines
 
 
-def mean_of(rows, metric, steps):
-    """Return the mean of a metric over the steps of a range."""
-    return np.mean([row[metric] for row in rows if row["step"] in steps])
+def gains(registration, window):
+    """Return the gains of grpo.py, greedy and sampled, each with its interval, as text.
+
+    The sampled one is between the means of the first and the last `window` steps.
+    """
+    greedy, sampled = [], []
+    for seed in (0, 1, 2):
+        rows = registration.rows("grpo", seed)
+        scores = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
+        before, after = first_and_last(rows, "reward/accuracy", window)
+        greedy.append(scores[-1] - scores[0])
+        sampled.append(after - before)
+    return interval(greedy), interval(sampled)
+
+
+def with_640_tokens():
+    """Return greedy accuracies with up to 640 tokens: before, and after step 32 of each seed."""
+    runs = unpack.runs(unpack.RESULTS / "gsm8k_640.jsonl")
+    names = ("base", "grpo-seed0", "grpo-seed1", "grpo-seed2")
+    return [runs[f"{name}.jsonl"][1]["eval/pass@1"] for name in names]
+
+
+def first_and_last(rows, metric, window):
+    """Return the means of a metric over the first and over the last `window` steps."""
+    values = [row[metric] for row in rows if row["step"] > 0]
+    return np.mean(values[:window]), np.mean(values[-window:])
 
 
 def rounded(value):
     return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
 
 
-def interval(gains):
-    """Return the mean gain of three runs with its 95 % interval, as text."""
-    mean = np.mean(gains)
-    half = T_95 * np.std(gains, ddof=1) / np.sqrt(len(gains))
+def interval(values):
+    """Return the mean of three values with its 95 % interval, as text."""
+    mean = np.mean(values)
+    half = T_95 * np.std(values, ddof=1) / np.sqrt(len(values))
     return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
 
 
@@ -102,9 +125,12 @@ def main():
     if args.action == "data":
         write_data(args.source)
     else:
-        lines, gains = table(registry.Registration(registry.GSM8K))
-        print("\n".join(lines))
-        print(f"gain of greedy answers: {gains[0]}\ngain of sampled answers: {gains[1]}")
+        longer = registry.Registration(registry.GSM8K_LONGER)
+        print("\n".join(table(longer)))
+        short = registry.Registration(registry.GSM8K)
+        print("gains at step 16, greedy and sampled:", *gains(short, 5))
+        print("gains at step 32, greedy and sampled:", *gains(longer, 8))
+        print("with 640 tokens, before and of each seed after:", *with_640_tokens())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ CLAIMS = HERE / "registered.json"
 LEAD = HERE / "registered_lead.json"
 KL = HERE / "registered_kl.json"
 GSM8K = HERE / "registered_gsm8k.json"
+GSM8K_LONGER = HERE / "registered_gsm8k_longer.json"
 
 HOLDS = "holds"
 FAILS = "does not hold"
