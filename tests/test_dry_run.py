@@ -10,6 +10,7 @@ from transformers import AutoConfig
 import dpo
 import dry_run
 import grpo
+import ppo
 import reward_model
 from dry_run import Job, Terms
 from common.run import Exit
@@ -133,6 +134,14 @@ def test_options_change_the_estimate():
     assert adapters["reference"] == 0 and adapters["AdamW"] == 2 * adapters["gradients"]
     number, size = Terms(sizes, grpo.Args(lora_rank=8), Job()).trained
     assert adapters["AdamW"] == number * 2 * size == 8 * 24 * (5 * 896 + 2 * 128 + 896 + 3 * (896 + 4864)) * 8
+
+
+def test_updates_of_ppo_are_plain():
+    """docs/run.md: in ppo.py --fast only samples faster."""
+    sizes = meta_sizes(TINY)
+    fast, plain = (dry_run.estimate(ppo.Args(fast=x), Job(), sizes, sizes) for x in (True, False))
+    assert fast["evaluation"] != plain["evaluation"]  # eight completions of a prompt
+    assert (fast["forward"], fast["backward"]) == (plain["forward"], plain["backward"])
 
 
 def test_pairs_and_evaluations():

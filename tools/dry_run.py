@@ -196,7 +196,7 @@ class Terms:
 
     def logits_saved(self, tokens):
         """Return the bytes of the logits of all tokens, float32, that the backward needs."""
-        return 0 if self.args.fast else 4 * tokens * self.sizes.vocabulary
+        return 0 if updates_fast(self.args) else 4 * tokens * self.sizes.vocabulary
 
     def head_work(self, tokens, backward=True):
         """Return the bytes of the other (tokens, V) tensors that exist at once.
@@ -206,7 +206,7 @@ class Terms:
         several chunks accumulate the gradient of the head.
         """
         elements = tokens * self.sizes.vocabulary
-        if not self.args.fast:
+        if not updates_fast(self.args):
             own = 2 if self.args.dtype == "bfloat16" else 4  # autocast's are returned as float32
             return 16 * elements if backward else (own + 8) * elements
         from fast.logprobs import CHUNK_ELEMENTS
@@ -270,6 +270,11 @@ class Shape(NamedTuple):
     forwards: int  # per optimizer step
 
 
+def updates_fast(args):
+    """Return whether updates take the shortcuts of --fast. Those of ppo.py need values, too."""
+    return args.fast and not hasattr(args, "critic")
+
+
 def update_shape(args, job, sizes):
     """Return the `Shape` of an update."""
     if hasattr(args, "pairs_per_step"):
@@ -284,7 +289,7 @@ def update_shape(args, job, sizes):
         step_rows = args.prompts_per_step * group // args.num_minibatches
     step_rows //= job.processes
     rows = min(most, step_rows)
-    shares = args.fast and not args.gradient_checkpointing and not job.sharded
+    shares = updates_fast(args) and not args.gradient_checkpointing and not job.sharded
     prompts = math.ceil(rows / group) if shares and group > 1 and sizes.vocabulary else 0
     return Shape(rows, prompts, prompt, completion, math.ceil(step_rows / rows))
 
