@@ -257,14 +257,19 @@ def load_data(read, args, tokenizer, read_eval=None):
         evaluation, eval_summary = (read_eval or read)(eval_rows, args, tokenizer)
     if not train or not evaluation:
         raise Exit(f"not enough data: training: {summary}; evaluation: {eval_summary}")
-    trained = {repr(example.prompt) for example in train}
-    if shared := sum(repr(example.prompt) in trained for example in evaluation):
+    trained = {repr(prompt_ids(example)) for example in train}
+    if shared := sum(repr(prompt_ids(example)) in trained for example in evaluation):
         eval_summary += f", {shared} of them also in training"
     if args.eval_prompts and args.eval_prompts < len(evaluation):
         evaluation = pick(evaluation, args.eval_prompts, args.seed)
         eval_summary += f", {len(evaluation)} of them"
     print0(f"training: {summary}; evaluation: {eval_summary}")
     return train, evaluation
+
+
+def prompt_ids(example):
+    """Return the token ids of the prompt of a `Prompt` or a `Pair`."""
+    return example.ids if isinstance(example, Prompt) else example.prompt
 
 
 def load_rows(args):

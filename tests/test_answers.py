@@ -451,7 +451,7 @@ NO_PROSE = [
     "The roots are 2 and 3.", "It took 3 hours and 20 minutes.", "The ratio is 3 : 5.", "The time is 12:30.",
     "It is not 3.", "There are 5 dozen eggs", "Then there are 3 and a half apples.", "It is 20 degrees below zero.",
     r"The length is $3\sqrt{2}$.", "The result is 3x + 2.", "It costs 5 million dollars", "一共用了5个半小时",
-    r"The value is \boxed{3 or 4", "It is the square root of 2", "There are at least 3 cats", "She has 3 hours and a quarter.",
+    r"The value is \boxed{3 or 4", "It is the square root of 2", "There are at least 3 cats", "It is above 3", "They exceed $3", "She has 3 hours and a quarter.",
     "一共有5万个苹果", "不到5个苹果", "There are two or 3 cats", "It is fx/2 of it", "It is twenty 3 of them",
 ]  # fmt: skip
 

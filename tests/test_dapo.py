@@ -60,7 +60,8 @@ def scripted(right, seen):
             "truncated": truncated,
         }
         rewards = 2 * torch.tensor([float(row < right(i)) for i, row in rows], dtype=torch.float64) - 1
-        completions = [completion(f"{i} {row}", ids) for ids, (i, row) in zip(tokens, rows, strict=True)]
+        texts = [f"{i} {row} #### {int(row < right(i))}" for i, row in rows]
+        completions = [completion(text, ids) for text, ids in zip(texts, tokens, strict=True)]
         return Samples(batch, prompts, completions, rewards, {"accuracy": rewards})
 
     return sample_and_score
@@ -121,7 +122,7 @@ def test_kept_rows_stay_whole():
         for r, i in enumerate(kept):
             row, n = r % G, length(i, r % G)
             right = 1 if row < i % 5 else -1
-            assert samples.completions[r].text == f"{i} {row}"
+            assert samples.completions[r].text.startswith(f"{i} {row} ")
             assert samples.batch["completion_mask"][r].sum() == n
             assert float(samples.rewards[r]) == right - max(0, n - 3) / 4
             assert float(samples.terms["accuracy"][r]) == right  # before the penalty
@@ -310,7 +311,7 @@ def test_filter_masks_truncated_rows(monkeypatch, tmp_path):
 def test_a_run_that_learns_nothing_ends(tmp_path, capsys):
     """It prints a line, evaluates and saves. At this temperature all completions of a group are equal."""
     rows = run(tmp_path, "--max_steps 5 --temperature 1e-4 --max_sampling_rounds 2 --max_new_tokens 24")
-    assert "\nstep 1: nearly all groups have equal rewards: training ends\n" in capsys.readouterr().out
+    assert "\nstep 1: nearly all groups have equal rewards, or none: training ends\n" in capsys.readouterr().out
     assert [row["step"] for row in rows] == [0, 1]
     assert rows[1]["sampling/short"] == 1 and rows[1]["sampling/rounds"] == 2
     assert "eval/pass@1" in rows[1] and "reward/mean" not in rows[1] and "optim/lr" not in rows[1]

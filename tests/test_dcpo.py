@@ -108,7 +108,7 @@ def test_deviations_of_zero():
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_prompt_drawn_twice_counts_once(processes, monkeypatch):
     """Prompts 1, 1, 1, 2 of a draw fall to processes 0, 1, 0, 1; the third group is the last one of prompt 1."""
-    prompts = [Prompt([], "1", "3"), Prompt([], "1", "3"), Prompt([], "1", "3"), Prompt([], "2", "3")]
+    prompts = [Prompt([1], "1", "3"), Prompt([1], "1", "3"), Prompt([1], "1", "3"), Prompt([2], "1", "3")]
     rows = torch.arange(12, dtype=torch.float64).view(4, 3)
     shares = [range(rank, 4, processes) for rank in range(processes)]
     everything = [(dcpo.History().key(prompts[i]), rows[i].tolist()) for share in shares for i in share]
@@ -119,7 +119,7 @@ def test_a_prompt_drawn_twice_counts_once(processes, monkeypatch):
         assert history.read(prompts).tolist() == rows[[2, 2, 2, 3]].tolist()
         other = dcpo.History()
         other.load_state_dict(history.state_dict())
-        assert other.read([*prompts, Prompt([], "1", "4")])[-2:].tolist() == [rows[3].tolist(), [0, 0, 0]]
+        assert other.read([*prompts, Prompt([1], "1", "4")])[-2:].tolist() == [rows[3].tolist(), [0, 0, 0]]
 
 
 def test_resume_continues_the_history(tmp_path, monkeypatch):

@@ -21,25 +21,26 @@ class SecondOfTwo:
         return tensor
 
 
-def evaluated(count, lengths, correct, rewards, **options):
+def evaluated(count, lengths, correct, rewards, unknown=(), **options):
     """Return the metrics of the second process's share of `count` prompts with these completions.
 
-    Also what `sample_and_score` was called with, and the rows for samples.jsonl.
+    No answer is known of the prompts `unknown`. Also what `sample_and_score` was called with, and the rows for samples.jsonl.
     """
     args = grpo.Args(**{"generate_batch_size": 0, **options})
     calls = []
-    rest = list(zip("abcdefghijklmnop", lengths, correct.tolist(), rewards.tolist(), strict=False))
+    texts = [f"{letter} #### {right:g}" for letter, right in zip("abcdefghijklmnop", correct.tolist(), strict=False)]
+    rest = list(zip(texts, lengths, rewards.tolist(), strict=False))
 
     def sample_and_score(prompts, n, temperature, top_p, seed):
         calls.append(([prompt.ids[0] for prompt in prompts], n, temperature, top_p, seed))
         rows = [rest.pop(0) for _ in range(n * len(prompts))]
-        texts, own, correct, rewards = zip(*rows, strict=True)
+        texts, own, rewards = zip(*rows, strict=True)
         mask = torch.arange(max(own)) < torch.tensor(own)[:, None]
-        terms = {"accuracy": torch.tensor(correct).double(), "own": torch.tensor(rewards).double()}
+        terms = {"own": torch.tensor(rewards).double()}
         rewards = terms["own"].nan_to_num(7.0)  # a row without a reward gets its group's mean
         return Samples({"completion_mask": mask}, prompts, list(map(completion, texts)), rewards, terms)
 
-    prompts = [Prompt([i], f"{i}", None) for i in range(count)]
+    prompts = [Prompt([i], f"{i}", None if i in unknown else "1") for i in range(count)]
     scores, rows = grpo.evaluate(SecondOfTwo(), prompts, sample_and_score, args)
     return scores, calls, rows
 
@@ -47,11 +48,11 @@ def evaluated(count, lengths, correct, rewards, **options):
 def test_evaluation_by_hand():
     # Seven prompts on two processes: the second one has 1, 3, 5 and a filler. Of 3 no answer is known, and its first
     # completion has no reward.
-    correct = torch.tensor([[1, 0, 0, 1], [math.nan] * 4, [0, 0, 0, 1], [1, 1, 1, 1]], dtype=torch.float64)
+    correct = torch.tensor([[1, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 1], [1, 1, 1, 1]], dtype=torch.float64)
     options = dict(seed=3, temperature=1.3, eval_samples=4, eval_k=2, eval_temperature=0.7, eval_top_p=0.5)
     rewards = torch.arange(16, dtype=torch.float64)
     rewards[4] = math.nan
-    result, calls, *_ = evaluated(7, range(1, 17), correct.flatten(), rewards, **options)
+    result, calls, *_ = evaluated(7, range(1, 17), correct.flatten(), rewards, unknown=[3], **options)
     assert calls == [([1, 3, 5, 0], 4, 0.7, 0.5, (3, 1, 0, 0))]
     assert result == pytest.approx({
         "eval/pass@1": (1 / 2 + 1 / 4) / 2,
@@ -72,7 +73,7 @@ def test_samples_of_four_prompts():
     for size in (0, 3):  # in one chunk, and in chunks of one prompt
         _, _, rows = evaluated(12, [3] * 12, zeros, zeros, eval_samples=2, eval_k=1, generate_batch_size=size)
         assert [row["prompt"] for row in rows[::2]] == ["1", "3", "5", "7"]
-        assert [row["completion"] for row in rows] == [*"abcdefgh"]
+        assert [row["completion"] for row in rows] == [f"{letter} #### 0" for letter in "abcdefgh"]
 
 
 def test_chunks_give_the_same_scores():

@@ -15,10 +15,11 @@ from transformers import (
     GenerationConfig,
 )
 
+import dpo
 import grpo
 import reward_model
 from common.load import end_token, load_prompts, load_tokenizer, save_model
-from common.pairs import load_pairs
+from common.pairs import load_pairs, read_pairs_or_prompts
 from common.run import Exit
 from rows import GEMMA, gemma_tokenizer
 from small_models import (
@@ -157,6 +158,9 @@ def test_rows_longer_than_the_positions(kind, sizes, tmp_path):
     args = reward_model.Args(model_name_or_path=str(folder), dataset="embedded-pairs")
     with pytest.raises(Exit, match="are longer than its 16 positions .*--max_length"):
         load_pairs(args, load_tokenizer(str(folder)))
+    args = dpo.Args(model_name_or_path=str(folder), max_length=16, max_new_tokens=24)  # evaluation prompts
+    with pytest.raises(Exit, match="are longer than its 16 positions .--max_new_tokens"):
+        load_pairs(args, load_tokenizer(str(folder)), read_pairs_or_prompts)
 
 
 def test_classifier_of_a_language_model(tmp_path):

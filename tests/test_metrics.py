@@ -62,12 +62,13 @@ def test_values_of_rows_count_once():
     assert metrics.reduce(Accelerator(cpu=True)) == {"policy/token": 3.0, "policy/row": 2.5, "optim/lr": 0.5}
 
 
-def sampled(rows, lengths, truncated, rewards, terms, prompts=1):
+def sampled(rows, lengths, truncated, rewards, terms, prompts=1, texts=None):
     """Return `Samples` of completions that are the first `lengths` tokens of `rows`."""
     mask = torch.arange(len(rows[0])) < torch.tensor(lengths)[:, None]
     batch = {"completions": torch.tensor(rows), "completion_mask": mask, "truncated": torch.tensor(truncated)}
-    completions = [Completion("", row[:length], False) for row, length in zip(rows, lengths, strict=True)]
-    prompts = [Prompt([1], "1+1", None)] * prompts
+    texts = texts or [""] * len(rows)
+    completions = [Completion(text, row[:x], False) for text, row, x in zip(texts, rows, lengths, strict=True)]
+    prompts = [Prompt([1], "1+1", "2")] * prompts
     return Samples(batch, prompts, completions, torch.tensor(rewards, dtype=torch.float64), terms)
 
 
@@ -82,16 +83,17 @@ def test_metrics_of_samples():
     terms = {name: torch.tensor(term, dtype=torch.float64) for name, term in terms.items()}
     lengths, truncated = [2, 2, 3, 3, 2, 3, 2, 1], [False] * 3 + [True] + [False] * 4
     metrics = Means()
-    add_samples(metrics, sampled(rows, lengths, truncated, [0.0] * 8, terms, prompts=2), 4)
+    texts = [f"#### {answer}" for answer in (2, 2, 3, 3, 2, 3, 2, 3)]
+    add_samples(metrics, sampled(rows, lengths, truncated, [0.0] * 8, terms, prompts=2, texts=texts), 4)
     assert metrics.reduce(Accelerator(cpu=True)) == pytest.approx({
-        "reward/accuracy": 3 / 6,
+        "reward/accuracy": 4 / 8,  # rows without a reward count
         "reward_terms/accuracy": 0.0,
         "reward_terms/a": 8 / 5,
         "reward_terms/b": 3.0,
         "reward/unscored": 1 / 8,  # no term applies
         "completion/length": 18 / 8,
-        "completion/length_correct": 6 / 3,
-        "completion/length_incorrect": 7 / 3,
+        "completion/length_correct": 8 / 4,
+        "completion/length_incorrect": 10 / 4,
         "completion/truncated": 1 / 8,
         "completion/unique": (3 / 4 + 3 / 4) / 2,  # tokens after the stop token do not count
     })  # fmt: skip

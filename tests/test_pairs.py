@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.pairs import Pair, pair_batches, spread_pairs
+from common.load import load_data
+from common.pairs import Pair, pair_batches, read_pairs, read_pairs_or_prompts, spread_pairs
 from common.run import Exit
 from rows import (
     GEMMA,
@@ -102,6 +103,13 @@ def test_held_out_pairs_share_no_prompt(tmp_path):
     sides = [{tuple(pair.prompt) for pair in side} for side in (train, evaluation)]
     assert not sides[0] & sides[1] and (len(sides[0]), len(sides[1])) == (68, 32)
     assert (len(train), len(evaluation)) == (204, 96)
+
+
+def test_eval_prompts_in_training_are_counted(tmp_path, capsys):
+    write(tmp_path / "train.jsonl", numbered_pairs(4))
+    write(tmp_path / "test.jsonl", [{"prompt": f"question {i}"} for i in (3, 4, 1)])
+    load(tmp_path, read=lambda *inputs: load_data(read_pairs, *inputs, read_pairs_or_prompts))
+    assert "evaluation: 3 prompts, 2 of them also in training" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

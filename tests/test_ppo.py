@@ -4,6 +4,7 @@ Vectors and test_whole_updates.py ask for the rewards of tokens, GAE and the whi
 """
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -182,8 +183,10 @@ def test_separate_critic_copies_the_backbone():
 
 @pytest.mark.needs("peft")
 def test_lora_critic_has_its_own_adapters():
-    _, args, tokenizer, lm = embedded("ppo", lora_rank=4)
-    backbone, _ = ppo.load_critic(args, lm, tokenizer)
+    _, args, tokenizer, lm = embedded("ppo", lora_rank=4, dtype="bfloat16")
+    backbone, head = ppo.load_critic(args, lm, tokenizer)
+    _, shared = ppo.load_critic(dataclasses.replace(args, critic="shared"), lm, tokenizer)
+    assert head.weight.dtype == shared.weight.dtype == torch.float32  # small updates of bfloat16 vanish
     trained = {name: weight for name, weight in backbone.named_parameters() if weight.requires_grad}
     assert trained and all("lora_" in name and weight.dtype == torch.float32 for name, weight in trained.items())
     assert not {id(weight) for weight in trained.values()} & {id(weight) for weight in lm.parameters()}

@@ -108,9 +108,12 @@ def test_unscored_rows_get_the_group_mean():
 def test_weight_0_does_not_score(user_file):
     """A judge that was down was hidden by an accuracy that is only logged."""
     path = user_file("def judge(completions, **_):\n    return [1.0, None, 0.0]\n")
-    terms = score(chosen(f"{path}:judge", "accuracy", weights=[1.0, 0.0]), [row()], sampled(*["#### 3"] * 3))
-    assert Samples({}, [], [], None, terms).is_scored.tolist() == [True, False, True]
+    prompts, texts = [row()], sampled(*["#### 3"] * 3)
+    terms = score(chosen(f"{path}:judge", "accuracy", weights=[1.0, 0.0]), prompts, texts)
+    samples = Samples({}, prompts, texts, None, terms)
+    assert samples.is_scored.tolist() == [True, False, True]
     assert terms["accuracy"].isnan().tolist() == [False, True, False]
+    assert samples.correct.tolist() == [1, 1, 1]  # or pass@1 would leave the prompt out
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,6 @@ def test_correctness_whatever_the_rewards_are():
     assert correct([row()], texts, format=[5.0, 7.0]).tolist() == [1.0, 0.0]
     first, second = correct([row(), row(gold=None)], texts, format=[5.0, 7.0])
     assert first == 1.0 and second.isnan()
-    assert correct([row()], texts, accuracy=[-1.0, 1.0]).tolist() == [0.0, 1.0]
 
 
 def test_groups_are_scored_with_their_prompt():
