@@ -1,6 +1,6 @@
 """GSM8K with a 0.5B chat model: the data of registered_gsm8k.json, and the numbers of the runs.
 
-python lab/gsm8k.py data GSM8K        # runs/gsm8k/train.jsonl and test.jsonl, from GSM8K/
+python lab/gsm8k.py data GSM8K        # runs/gsm8k: train, test and rest.jsonl, from GSM8K/
 python lab/make_runs.py registered_gsm8k_longer.json
 python lab/gsm8k.py                   # every number of the section in docs/results.md
 """
@@ -23,7 +23,10 @@ T_95 = 4.303  # Student's t for three values
 
 
 def write_data(source):
-    """Write the problems of GSM8K that the plan names, behind its examples, as conversations."""
+    """Write the problems of GSM8K that the plan names, behind its examples, as conversations.
+
+    rest.jsonl has the problems of the test file that the plan does not draw.
+    """
     plan = json.loads(registry.GSM8K.read_text(encoding="utf-8"))
     turns = []
     for question, answer in plan["examples"]:
@@ -35,12 +38,18 @@ def write_data(source):
         rows = [row for row in rows if row["answer"].count("<<") <= plan["most_calculations"]]
         if split == "test":
             generator = random.Random(plan["test_seed"])
-            chosen = generator.sample(range(len(rows)), plan["test_problems"])
-            rows = [rows[i] for i in sorted(chosen)]
-        with open(FOLDER / f"{split}.jsonl", "w", encoding="utf-8") as file:
-            for row in rows:
-                prompt = [*turns, {"role": "user", "content": row["question"]}]
-                file.write(json.dumps({"prompt": prompt, "answer": row["answer"]}) + "\n")
+            chosen = set(generator.sample(range(len(rows)), plan["test_problems"]))
+            write_problems("rest", [row for i, row in enumerate(rows) if i not in chosen], turns)
+            rows = [row for i, row in enumerate(rows) if i in chosen]
+        write_problems(split, rows, turns)
+
+
+def write_problems(name, rows, turns):
+    """Write problems behind the example `turns` to runs/gsm8k/NAME.jsonl."""
+    with open(FOLDER / f"{name}.jsonl", "w", encoding="utf-8") as file:
+        for row in rows:
+            prompt = [*turns, {"role": "user", "content": row["question"]}]
+            file.write(json.dumps({"prompt": prompt, "answer": row["answer"]}) + "\n")
 
 
 # --- the numbers ---

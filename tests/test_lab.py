@@ -116,16 +116,17 @@ def test_gsm8k_data_is_the_registered_one(tmp_path, monkeypatch):
         (tmp_path / f"{split}.jsonl").write_text(text, encoding="utf-8")
     monkeypatch.setattr(gsm8k, "FOLDER", tmp_path / "written")
     gsm8k.write_data(tmp_path)
-    train, test = (
+    train, test, rest = (
         [
             json.loads(line)
             for line in (tmp_path / "written" / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
         ]
-        for split in ("train", "test")
+        for split in ("train", "test", "rest")
     )
     assert [row["prompt"][-1]["content"] for row in train] == ["0", "1", "2", "4"]
     assert [message["role"] for message in train[0]["prompt"]] == ["user", "assistant"] * 3 + ["user"]
-    drawn = [int(row["prompt"][-1]["content"]) for row in test]
+    drawn, others = ([int(row["prompt"][-1]["content"]) for row in rows] for rows in (test, rest))
+    assert sorted(drawn + others) == [i for i in range(300) if i % 4 < 3]
     assert len(set(drawn)) == 100 and drawn == sorted(drawn) and drawn[:4] != [0, 1, 2, 4]
 
 
