@@ -696,7 +696,8 @@ def test_the_teacher_reads_the_right_answer(gold_column, modules):
     prompts, completions = embedded_prompts()[:3], decode_completions(tokenizer, batch)
     texts = [completion.text for completion in completions]
     rewards = torch.tensor([1.0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0])
-    samples = Samples(batch, prompts, completions, rewards, {})
+    own = torch.where(torch.arange(12) == 9, math.nan, rewards)  # the last group's filler is no right answer
+    samples = Samples(batch, prompts, completions, rewards.index_fill(0, torch.tensor([9]), 1.0), {"own": own})
     expected = [2, 0, 0, 0, 5, None, 5, 5, None, None, None, None]
     expected = [None if i is None else texts[i] for i in expected]
     if gold_column:
@@ -764,6 +765,19 @@ def test_advantages_and_weights_of_the_ladder(modules):
         found = modules[name].compute_advantages(rewards, args)
         assert found[:, 0].tolist() == pytest.approx(advantages, abs=1e-12)
         assert torch.equal(modules[name].token_weights(mask, totals_of(mask, 4), args), mask.double() / 4)
+
+
+def test_a_row_without_a_reward_changes_no_other(modules, tmp_path):
+    module = modules["length_penalty"]
+    args, rewards = module.Args(group_size=3), torch.tensor([1.0, 1, 1, 1, 0, 0.5])
+    penalized = module.penalized_rewards(rewards, torch.tensor([10, 10, math.nan, 4, 8, math.nan]), args)
+    advantages = module.compute_advantages(penalized, args)[:, 0].tolist()
+    assert advantages == pytest.approx([0, 0, 0, 0.53125, -0.53125, 0])  # 1 - 0.125 / 2 and -0.125, halved
+    reward = tmp_path / "mine.py"  # every other prompt has none
+    reward.write_text("def mine(completions, **_):\n    return ([1.0] * 4 + [None] * 4) * (len(completions) // 8)")
+    words = ["--reward", f"{reward}:mine", "--group_size", "4", "--max_steps", "1", "--eval_samples", "8"]
+    assert train(modules["mean_baseline"], tmp_path / "a", *words)[1]["optim/grad_norm"] == 0
+    assert train(modules["lite_ppo"], tmp_path / "b", *words)[1]["optim/grad_norm"] == 0
 
 
 @pytest.mark.parametrize(
@@ -1003,16 +1017,19 @@ def test_written_pairs_are_trained_on(modules, tmp_path):
 
 def test_pair_is_best_and_worst_finished(modules):
     module, (prompt,), metrics = modules["online_dpo"], embedded_prompts()[:1], Means()
-    completions = [Completion(name, [3 + i, 1], name == "cut") for i, name in enumerate(("cut", "a", "b", "c", "d"))]
-    batch, args, made = {"truncated": torch.tensor([True, False, False, False, False])}, module.Args(pair_samples=5), []
-    for rewards in ([9.0, 0.2, 0.8, 0.8, -1.0], [9.0, 0.3, 0.3, 0.1 + 0.2, 0.3]):  # the others differ by rounding
-        samples = Samples(batch, [prompt], completions, torch.tensor(rewards, dtype=torch.float64), {})
+    names = ("cut", "a", "b", "c", "d", "unscored")
+    completions = [Completion(name, [3 + i, 1], name == "cut") for i, name in enumerate(names)]
+    batch, args, made = {"truncated": torch.tensor([True] + [False] * 5)}, module.Args(pair_samples=6), []
+    for rewards in ([9.0, 0.2, 0.8, 0.8, -1.0, 5], [9.0, 0.3, 0.3, 0.1 + 0.2, 0.3, 5]):  # the others differ by rounding
+        rewards = torch.tensor(rewards, dtype=torch.float64)
+        terms = {"own": torch.where(torch.arange(6) == 5, math.nan, rewards)}
+        samples = Samples(batch, [prompt], completions, rewards, terms)
         made.append(module.make_pairs(Accelerator(cpu=True), lambda *_, s=samples: s, [prompt], (0,), args, metrics))
     ((pair,), (row,)), nothing = made
     assert (pair.prompt, pair.chosen, pair.rejected) == (prompt.ids, [5, 1], [7, 1]) and nothing == ([], [])
     assert (row["chosen"], row["rejected"]) == ("b", "d")  # the first of equal ones
     result = metrics.reduce(Accelerator(cpu=True))
-    assert result["pairs/yield"] == 0.5 and result["pairs/truncated"] == 0.2
+    assert result["pairs/yield"] == 0.5 and result["pairs/truncated"] == pytest.approx(1 / 6)
 
 
 def test_new_round_updates_the_reference(modules, tmp_path):
@@ -1070,8 +1087,10 @@ def test_pass_rates_agree_across_processes(modules):
     Processes(2).run(observe)
     for sampler in samplers:
         assert sampler.rates.tolist() == [0.25, 0.5, 0.5, 0.5, (0.75 + 0.5) / 2]
+    correct[0][:] = torch.nan  # the other process has gold answers
+    Processes(2).run(observe)
     with pytest.raises(Exit, match="needs gold answers"):
-        samplers[0].observe(None, torch.full((4,), torch.nan))
+        one.observe(Accelerator(cpu=True), torch.full((4,), torch.nan))
 
 
 def test_resumed_curriculum_draws_the_same(modules, tmp_path):

@@ -1,7 +1,8 @@
 """PPO whose first steps train only the critic, so that the policy starts with useful values.
 
 During the warm-up the policy has learning rate 0 and no gradients: its Adam state starts after it.
-For example --critic_warmup_steps 5.
+For example --critic_warmup_steps 5. After five such steps the run warns of the policy's gradient
+of 0.
 """
 
 

@@ -59,10 +59,11 @@ class Curriculum:
         Raise Exit if no prompt of the draw has a gold answer.
         """
         shares = correct.double().view(len(self.drawn), -1).nanmean(dim=1)  # (R / G,)
-        if shares.isnan().all():
-            raise Exit("a curriculum needs gold answers: no prompt of this step has one")
         rows = torch.stack([torch.tensor(self.drawn).double(), shares], dim=1)
-        for index, share in accelerator.gather(rows.to(accelerator.device)).tolist():
+        rows = accelerator.gather(rows.to(accelerator.device))
+        if rows[:, 1].isnan().all():
+            raise Exit("a curriculum needs gold answers: no prompt of this step has one")
+        for index, share in rows.tolist():
             if share == share:  # not NaN: a prompt may lack a gold answer
                 self.rates[int(index)] = (self.rates[int(index)] + share) / 2
 

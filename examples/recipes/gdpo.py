@@ -7,7 +7,9 @@ With several rewards, GRPO standardizes their sum, so that a term that varies li
     A_i  standardized over all rows of the rollout, on all processes                        Eq. 6
 
 The weights are those of --reward_weights. A row to which a term does not apply counts in no
-statistic of that term, and gets nothing from it; the authors' code takes its reward for 0.
+statistic of that term, and gets nothing from it; the authors' code takes its reward for 0. The
+overlong penalty of dapo.py and the 0 that dr_grpo.py gives to truncated rows are no terms: both
+are lost.
 """
 
 from common.masked import moments

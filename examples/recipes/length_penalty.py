@@ -10,7 +10,8 @@ the penalty of a group that is all right to the size of a right answer.
 
 LINES = {
     "advantages = compute_advantages(samples.rewards, args)": """
-        lengths = samples.batch["completion_mask"].sum(dim=1).cpu()
+        lengths = samples.batch["completion_mask"].sum(dim=1).cpu().double()
+        lengths[~samples.is_scored] = math.nan
         penalized = penalized_rewards(samples.rewards, lengths, args)
         advantages = compute_advantages(penalized, args)
     """
@@ -23,8 +24,13 @@ class Args:
 
 
 def penalized_rewards(rewards, lengths, args):
-    """Return rewards (R,) minus the penalty of their lengths (R,), a group's rows adjacent."""
+    """Return rewards (R,) minus the penalty of their lengths (R,), a group's rows adjacent.
+
+    Rows without a reward have the length NaN. They get the mean of their group.
+    """
     groups = rewards.double().view(-1, args.group_size)
     lengths = lengths.double().view(-1, args.group_size)
-    relative = lengths / lengths.amax(dim=1, keepdim=True)
-    return (groups - args.length_coef * groups.mean(dim=1, keepdim=True) * relative).view(-1)
+    relative = lengths / lengths.nan_to_num(1).amax(dim=1, keepdim=True)
+    penalized = groups - args.length_coef * groups.mean(dim=1, keepdim=True) * relative
+    means = penalized.nanmean(dim=1, keepdim=True).nan_to_num(0)
+    return torch.where(penalized.isnan(), means, penalized).view(-1)

@@ -20,7 +20,8 @@ LINES = {
     "advantages = compute_advantages(samples.rewards, args)": """
         advantages = compute_advantages(samples.rewards, args)
         if args.normalize_std:
-            advantages = divide_by_std(accelerator, advantages, samples.rewards, args)
+            scored = samples.rewards[samples.is_scored]
+            advantages = divide_by_std(accelerator, advantages, scored, args)
     """
 }
 

@@ -13,7 +13,8 @@ class Args:
 
 LINES = {
     "advantages = compute_advantages(samples.rewards, args)": """
-        mean, _ = moments(samples.rewards.to(accelerator.device), 0, accelerator.reduce)
+        scored = samples.rewards[samples.is_scored].to(accelerator.device)
+        mean, _ = moments(scored, 0, accelerator.reduce)
         advantages = compute_advantages(samples.rewards, args, mean.cpu())
     """
 }

@@ -1,7 +1,7 @@
 """Online DPO: the policy samples the pairs that it trains on (arXiv 2402.04792).
 
 Of the completions of a prompt, the best and the worst by --reward form a pair if their rewards
-differ. Truncated completions are in no pair. When the pairs are used up, the current policy samples
+differ. Completions that are truncated or have no reward are in no pair. When the pairs are used up, the current policy samples
 new ones and becomes the new reference, so --beta pulls towards the policy of the last round.
 pairs-N.jsonl holds the pairs of round N; dpo.py and reward_model.py can train on them. The recipe
 is long because a loop over rounds is another `main`, and a round has to survive a resume.
@@ -62,7 +62,7 @@ def make_pairs(accelerator, sample_and_score, prompts, seed, args, metrics):
         index = i * accelerator.num_processes + accelerator.process_index
         rewards = samples.rewards[i * n : (i + 1) * n]
         completions = samples.completions[i * n : (i + 1) * n]
-        pair = best_and_worst(rewards, completions)
+        pair = best_and_worst(rewards, completions, samples.is_scored[i * n : (i + 1) * n])
         metrics.add("pairs/yield", pair is not None)
         if pair is not None:
             best, worst = pair
@@ -73,9 +73,9 @@ def make_pairs(accelerator, sample_and_score, prompts, seed, args, metrics):
     return [pair for _, pair, _ in made], [row for _, _, row in made]
 
 
-def best_and_worst(rewards, completions):
+def best_and_worst(rewards, completions, is_scored):
     """Return the completions with the highest and the lowest reward, or None if all are equal."""
-    ended = [i for i, completion in enumerate(completions) if not completion.truncated]
+    ended = [i for i, x in enumerate(completions) if is_scored[i] and not x.truncated]
     if not ended or all_equal(rewards[None, ended]):
         return None
     best = max(ended, key=lambda i: float(rewards[i]))

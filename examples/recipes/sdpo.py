@@ -8,7 +8,7 @@ right completion among the others of the group. The advantage of a token is
 at the student's temperature, detached. At each position its gradient is an unbiased estimate of
 that of -KL(student || teacher). Rewards only decide what is shown. A row without another right
 completion in its group teaches nothing. With --gold_column answer the teacher sees that column of
-the data instead, as in OPSD (arXiv 2601.18734): then every row is taught. The loss is GRPO's with
+the data instead, as in OPSD (arXiv 2601.18734): then every row with a reward is taught. The loss is GRPO's with
 these advantages, and there is no KL.
 
 The paper's objective is the full KL of each position instead of its sample. The authors' code takes
@@ -29,7 +29,9 @@ Correctly solve the original question."""
 
 
 class Args:
-    right_reward: float = option(1.0, "a completion with at least this reward is shown as right")
+    right_reward: float = option(
+        1.0, "a completion with at least this reward, penalties included, is right"
+    )
     gold_column: str | None = option(None, "column to show [a right completion of the group]")
     kl_coef: float = option(0.0, "beta of the KL to the reference (0: it is not loaded)", ge=0)
     del normalize_std, std_eps  # rewards make no advantages
@@ -76,7 +78,8 @@ def right_siblings(rewards, args):
 def shown_solutions(samples, args):
     """Return for each of R rows the text that its teacher sees, or None."""
     if not args.gold_column:
-        siblings = right_siblings(samples.rewards, args)
+        rewards = samples.rewards.masked_fill(~samples.is_scored, -math.inf)
+        siblings = right_siblings(rewards, args)
         return [None if i is None else samples.completions[i].text for i in siblings]
     solutions = []
     for prompt in samples.prompts:
