@@ -100,9 +100,9 @@ def gains(registration, window):
     return interval(greedy), interval(sampled)
 
 
-def with_640_tokens():
-    """Return greedy accuracies with up to 640 tokens: before, and after step 32 of each seed."""
-    runs = unpack.runs(unpack.RESULTS / "gsm8k_640.jsonl")
+def greedy(pack):
+    """Return the greedy accuracies in a pack of evaluations: before, and after each seed."""
+    runs = unpack.runs(unpack.RESULTS / pack)
     names = ("base", "grpo-seed0", "grpo-seed1", "grpo-seed2")
     return [runs[f"{name}.jsonl"][1]["eval/pass@1"] for name in names]
 
@@ -139,7 +139,7 @@ def main():
         short = registry.Registration(registry.GSM8K)
         print("gains at step 16, greedy and sampled:", *gains(short, 5))
         print("gains at step 32, greedy and sampled:", *gains(longer, 8))
-        print("with 640 tokens, before and of each seed after:", *with_640_tokens())
+        print("with 640 tokens, before and of each seed after:", *greedy("gsm8k_640.jsonl"))
 
 
 if __name__ == "__main__":
