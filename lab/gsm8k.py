@@ -107,6 +107,12 @@ def greedy(pack):
     return [runs[f"{name}.jsonl"][1]["eval/pass@1"] for name in names]
 
 
+def with_interval(accuracy, problems=340):
+    """Return an accuracy with its 95 % interval over the problems, as text."""
+    half = 1.96 * np.sqrt(accuracy * (1 - accuracy) / problems)
+    return f"{accuracy:.3f} ({accuracy - half:.3f} to {accuracy + half:.3f})"
+
+
 def first_and_last(rows, metric, window):
     """Return the means of a metric over the first and over the last `window` steps."""
     values = [row[metric] for row in rows if row["step"] > 0]
@@ -140,6 +146,8 @@ def main():
         print("gains at step 16, greedy and sampled:", *gains(short, 5))
         print("gains at step 32, greedy and sampled:", *gains(longer, 8))
         print("with 640 tokens, before and of each seed after:", *greedy("gsm8k_640.jsonl"))
+        rest = map(with_interval, greedy("gsm8k_rest.jsonl"))
+        print("on the other 340 problems, before and of each seed after:", *rest)
 
 
 if __name__ == "__main__":

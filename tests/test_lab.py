@@ -91,6 +91,7 @@ def test_page_has_the_numbers_of_gsm8k():
     assert all(gain in section for gain in gains)
     base, *trained = (f"{score:.2f}" for score in gsm8k.greedy("gsm8k_640.jsonl"))
     assert f"the base model solves {base} and the trained ones {trained[0]}, {trained[1]} and {trained[2]}" in section
+    assert all(gsm8k.with_interval(score) in section for score in gsm8k.greedy("gsm8k_rest.jsonl"))
 
 
 @pytest.mark.parametrize(
