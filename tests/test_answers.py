@@ -440,7 +440,7 @@ GOLDS = [
 ]  # fmt: skip
 PROSE = {
     "The sum is 153.": "153", "There are 12 apples in the box.": "12", "Jo ends up with 7 marbles": "7",
-    "Her share of it is 50%.": "50%", "He earns $1,234.50 in all.": "1234.5",
+    "Her share of it is 50%.": "50%", "There are left over 5 apples.": "5", "He earns $1,234.50 in all.": "1234.5",
     "The temperature is -3 degrees today.": "-3", "总和是153。": "153", "小明有5个苹果。": "5",
     "Answer: There are 12 apples.": "12", "5+7=12\nThe answer is that there are 12 apples.": "12", "答：一共有12个苹果。": "12",
     "The answer is a total of 12.": "12", "答：这个数是12。": "12", "#### There are 12 apples": "12",

@@ -2,9 +2,9 @@
 
 The advantage of a token is log pi_teacher - log pi_student, at the student's temperature, detached.
 At each position its gradient is an unbiased estimate of that of -KL(student || teacher). Rewards
-are only logged, but a row without one is left out. What a token leads to later is ignored, which amounts to a discount of 0. arXiv
-2306.13649 also trains on the student's own samples, but backpropagates through the divergence over
-the whole vocabulary.
+are only logged, but a row without one is left out. What a token leads to later is ignored, which
+amounts to a discount of 0. arXiv 2306.13649 also trains on the student's own samples, but
+backpropagates through the divergence over the whole vocabulary.
 """
 
 from dataclasses import replace

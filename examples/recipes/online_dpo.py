@@ -1,10 +1,11 @@
 """Online DPO: the policy samples the pairs that it trains on (arXiv 2402.04792).
 
 Of the completions of a prompt, the best and the worst by --reward form a pair if their rewards
-differ. Completions that are truncated or have no reward are in no pair. When the pairs are used up, the current policy samples
-new ones and becomes the new reference, so --beta pulls towards the policy of the last round.
-pairs-N.jsonl holds the pairs of round N; dpo.py and reward_model.py can train on them. The recipe
-is long because a loop over rounds is another `main`, and a round has to survive a resume.
+differ. Completions that are truncated or have no reward are in no pair. When the pairs are used up,
+the current policy samples new ones and becomes the new reference, so --beta pulls towards the
+policy of the last round. pairs-N.jsonl holds the pairs of round N; dpo.py and reward_model.py can
+train on them. The recipe is long because a loop over rounds is another `main`, and a round has to
+survive a resume.
 """
 
 import json

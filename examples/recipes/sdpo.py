@@ -8,8 +8,8 @@ right completion among the others of the group. The advantage of a token is
 at the student's temperature, detached. At each position its gradient is an unbiased estimate of
 that of -KL(student || teacher). Rewards only decide what is shown. A row without another right
 completion in its group teaches nothing. With --gold_column answer the teacher sees that column of
-the data instead, as in OPSD (arXiv 2601.18734): then every row with a reward is taught. The loss is GRPO's with
-these advantages, and there is no KL.
+the data instead, as in OPSD (arXiv 2601.18734): then every row with a reward is taught. The loss is
+GRPO's with these advantages, and there is no KL.
 
 The paper's objective is the full KL of each position instead of its sample. The authors' code takes
 by default a Jensen-Shannon divergence over the 100 most likely tokens, and an average of past
