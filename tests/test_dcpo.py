@@ -161,6 +161,7 @@ def test_unscored_group_is_not_a_visit(tmp_path, monkeypatch):
     )
     dcpo.main([*options.split(), "--reward", f"{tmp_path}/mine.py:mine", "--output_dir", str(tmp_path / "run")])
     assert seen == [[0, 0, 0], [1, 0.5, 0.25]]
+    assert metric_rows(tmp_path / "run")[1]["dcpo/response_utilization"] == 1  # of the other group
 
 
 # --- rewards, options ---

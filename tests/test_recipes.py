@@ -767,7 +767,7 @@ def test_advantages_and_weights_of_the_ladder(modules):
         assert torch.equal(modules[name].token_weights(mask, totals_of(mask, 4), args), mask.double() / 4)
 
 
-def test_a_row_without_a_reward_changes_no_other(modules, tmp_path):
+def test_a_row_without_a_reward_changes_no_other(modules, tmp_path, monkeypatch):
     module = modules["length_penalty"]
     args, rewards = module.Args(group_size=3), torch.tensor([1.0, 1, 1, 1, 0, 0.5])
     penalized = module.penalized_rewards(rewards, torch.tensor([10, 10, math.nan, 4, 8, math.nan]), args)
@@ -777,7 +777,14 @@ def test_a_row_without_a_reward_changes_no_other(modules, tmp_path):
     reward.write_text("def mine(completions, **_):\n    return ([1.0] * 4 + [None] * 4) * (len(completions) // 8)")
     words = ["--reward", f"{reward}:mine", "--group_size", "4", "--max_steps", "1", "--eval_samples", "8"]
     assert train(modules["mean_baseline"], tmp_path / "a", *words)[1]["optim/grad_norm"] == 0
-    assert train(modules["lite_ppo"], tmp_path / "b", *words)[1]["optim/grad_norm"] == 0
+    spy = mock.Mock(side_effect=modules["lite_ppo"].divide_by_std)
+    monkeypatch.setattr(modules["lite_ppo"], "divide_by_std", spy)
+    train(modules["lite_ppo"], tmp_path / "b", *words)
+    assert spy.call_args.args[2].tolist() == [1] * 8
+    spy = mock.Mock(side_effect=module.penalized_rewards)
+    monkeypatch.setattr(module, "penalized_rewards", spy)
+    train(module, tmp_path / "c", *words)
+    assert spy.call_args.args[1].isnan().tolist() == ([False] * 4 + [True] * 4) * 2
 
 
 @pytest.mark.parametrize(
