@@ -308,6 +308,7 @@ CASES = check.load_cases()
 RECIPE_OF = {  # the cases that test_vectors.py does not ask of a recipe
     "advantages/batch-deviation": "lite_ppo",
     "policy/tis": "tis",
+    "policy/tis-kl": "tis",
     "splits/kl-cov": "kl_cov",
     "splits/kl-cov-one": "kl_cov",
     "splits/top-entropy": "high_entropy",
@@ -339,7 +340,7 @@ RECIPE_OF = {  # the cases that test_vectors.py does not ask of a recipe
 # Put into another script than its own, for the mean of the case: rows in GRPO, tokens in DAPO.
 OTHER_SCRIPT = dict.fromkeys(("policy/tis", "variants/icepop", "variants/masked-sampling"), "grpo.py")
 OTHER_SCRIPT |= {case: "dapo.py" for case in RECIPE_OF if case.startswith("splits/")}
-OTHER_SCRIPT["variants/dppo-square"] = "dapo.py"
+OTHER_SCRIPT |= dict.fromkeys(("policy/tis-kl", "variants/dppo-square"), "dapo.py")
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +359,8 @@ def flat_rewards(groups, dtype):
 
 def policy_step(module, inputs, options, dtype):
     """The loss and the gradient of the recipe's whole `update`."""
-    sizes = {"num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0, "kl_coef": 0.0}
+    sizes = {"num_minibatches": 1, "num_epochs": 2, "max_grad_norm": 0.0}
+    sizes["kl_coef"] = options.get("kl", {"coef": 0.0})["coef"]
     sizes["group_size"] = len(inputs["logprobs"]) // len(set(inputs["groups"]))
     if options["mean"] == "groups":
         sizes["token_mean"] = "group"

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 
 FORMAT = 1
-VERSION = "1.3.0"
+VERSION = "1.4.0"
 SMALLEST = 1e-15  # smaller numbers are zeros with a rounding error
 DIGITS = 15  # the last digits of a float64 may differ between machines
 TOLERANCE = {

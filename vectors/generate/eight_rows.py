@@ -108,3 +108,8 @@ RARE = {  # two tokens have become 13 times as likely
     "logprobs": with_two_cells(BATCH["logprobs"], -4.4),
     "old_logprobs": with_two_cells(OLD, -7.0),
 }
+FAR = {  # the reference finds two tokens likely, one with A > 0 and one with A < 0
+    "logprobs": with_two_cells(BATCH["logprobs"], -14.0),
+    "old_logprobs": with_two_cells(OLD, -14.1),
+    "ref_logprobs": with_two_cells(REF, -1.0),
+}

@@ -57,6 +57,9 @@ def policy_step(inputs, options):
         weights[term] = term_weights(term, inputs, options)
     if "in_loss" in inputs:  # an operation that leaves tokens out of the policy's term alone
         weights["loss"] = each(lambda w, cell: w * cell, weights["loss"], inputs["in_loss"])
+    if options.get("kl_times_weight"):  # a mistake
+        caps = sampler_weights(inputs, options)
+        weights["kl"] = each(lambda w, cap: w * cap, weights["kl"], caps)
 
     def loss_at(table):
         loss = weighted_sum(weights["loss"], policy_terms(table, inputs, options))
@@ -544,6 +547,19 @@ CASES = [
         ],
     ),
     step_case(
+        "policy/sums-empty-rows",
+        CLIP | {"mean": "sums"},
+        inputs={"mask": eight_rows.EMPTY},
+        source="a row whose tokens are all masked is still a row; no paper says so",
+        catches="Another number of rows.",
+        rests_on=CONVENTION,
+        others=[
+            Other("rows without tokens are not counted", options={"empty_rows_count": False}),
+            ROW_MEANS,
+            TOKEN_MEAN,
+        ],
+    ),
+    step_case(
         "policy/dapo",
         DAPO,
         source=f"{DAPO_PAPER} over the whole step, as in verl",
@@ -598,6 +614,18 @@ CASES = [
         source=f"{DAPO_PAPER} with GRPO's KL; the count and both sums are over unmasked tokens",
         catches="A KL without the mask, or masked tokens in the denominator.",
         others=[KL_UNMASKED, LOSS_UNMASKED, MASKED_COUNT, NOTHING_MASKED],
+    ),
+    step_case(
+        "policy/dapo-kl-far",
+        DAPO | K3,
+        inputs=eight_rows.FAR,
+        source=f"{DAPO_PAPER} with GRPO's KL, where log(pi / pi_ref) is -13 at two tokens",
+        catches="A KL clamped at 10, without a gradient just where the policy has run away.",
+        others=[
+            Other("k3 is clamped at 10, without a gradient beyond", options=with_kl("k3_clamped")),
+            ROW_MEANS,
+        ],
+        threads=["verl-project/verl/issues/2928"],
     ),
     step_case(
         "policy/gspo",
@@ -674,6 +702,19 @@ CASES = [
         ],
     ),
     step_case(
+        "policy/dcpo-empty-rows",
+        DCPO,
+        inputs={"mask": eight_rows.EMPTY, "groups": eight_rows.GROUPS_OF_TWO},
+        source="a prompt whose tokens are all masked is still a prompt; no paper says so",
+        catches="0 / 0 in a row without tokens, or another number of prompts.",
+        rests_on=CONVENTION,
+        others=[
+            Other("prompts without tokens are not counted", options={"empty_rows_count": False}),
+            ROW_MEANS,
+            TOKEN_MEAN,
+        ],
+    ),
+    step_case(
         "policy/tis",
         GRPO | {"sampler_cap": 2.0},
         inputs={"sampler_logprobs": eight_rows.SAMPLER},
@@ -690,6 +731,19 @@ CASES = [
             TOKEN_MEAN,
         ],
         threads=["THUDM/slime/pull/179"],
+    ),
+    step_case(
+        "policy/tis-kl",
+        DAPO | K3 | {"sampler_cap": 2.0},
+        inputs={"sampler_logprobs": eight_rows.SAMPLER, "ref_logprobs": eight_rows.REF},
+        source="truncated importance sampling: the weight is on the objective, and not on the KL",
+        catches="A KL that is weighted too.",
+        rests_on=CONVENTION,
+        others=[
+            Other("the weight is on the KL too", options={"kl_times_weight": True}),
+            Other("there is no weight", inputs={"sampler_logprobs": eight_rows.OLD}),
+            ROW_MEANS,
+        ],
     ),
     Case(
         id="policy/dcpo-bounds",
