@@ -75,9 +75,13 @@ def table(registration):
             continue
         rows = registration.rows(run, seed)
         scores = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
-        pairs = [first_and_last(rows, name, rows[-1]["step"] // 4) for name in SAMPLED]
         cells = [f"`{run}.py`", str(seed), ", ".join(f"{score:.2f}" for score in scores)]
-        cells += [f"{rounded(before)} → {rounded(after)}" for before, after in pairs]
+        for name in SAMPLED:
+            cell = "-"  # ppo.py has no groups
+            if name in rows[-1]:
+                before, after = first_and_last(rows, name, rows[-1]["step"] // 4)
+                cell = f"{rounded(before)} → {rounded(after)}"
+            cells.append(cell)
         seconds = sum(
             row.get(name, 0) for row in rows for name in ("time/rollout_s", "time/update_s")
         )
