@@ -58,6 +58,13 @@ def test_the_page_has_the_answers(run):
     assert [line["points"] for line in reward["lines"]] == [[[1, 0.25], [2, 0.5], [3, 0.75], [4, 1.0]], [[0, 0.25]]]
 
 
+def test_answers_without_a_reward_come_last():
+    rows = [evaluation_row(0, text, reward) for text, reward in (("a", None), ("b", 0.5), ("c", 1.0), ("c", 1.0))]
+    shown = look.evaluation(0, rows)
+    assert shown["reward"] == 2.5 / 3 and [answer["text"] for answer in shown["answers"]] == ["c", "b", "a"]
+    assert look.evaluation(0, rows[:1])["reward"] is None
+
+
 def test_no_completion_closes_the_script_tag(run):
     page = look.page(look.collect(run))
     assert page.count("<script") == page.count("</script>") == 2 and page.count("<!--") == 0

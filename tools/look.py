@@ -109,18 +109,21 @@ def evaluations(samples):
 
 
 def evaluation(step, rows):
-    """Return one evaluation of a prompt: its mean reward, and its distinct answers with "count".
-
-    The best and most frequent come first.
-    """
+    """Return one evaluation of a prompt: its mean reward, and its distinct answers with "count"."""
     answers = {}
     for row in rows:
         text, reward, truncated = row["completion"], row["reward"], row["truncated"]
         answer = {"text": text, "reward": reward, "truncated": truncated, "count": 0}
         answers.setdefault((text, reward), answer)["count"] += 1
-    best_first = sorted(answers.values(), key=lambda answer: (-answer["reward"], -answer["count"]))
-    mean = sum(row["reward"] for row in rows) / len(rows)
-    return {"step": step, "reward": mean, "answers": best_first}
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    return {"step": step, "reward": mean, "answers": sorted(answers.values(), key=best_first)}
+
+
+def best_first(answer):
+    """Return the place of an answer in the order of a page; those without a reward come last."""
+    reward = answer["reward"]
+    return reward is None, -(reward or 0), -answer["count"]
 
 
 def characters(step):
