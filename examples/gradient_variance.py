@@ -6,14 +6,15 @@
     python examples/gradient_variance.py embedded 1 reinforce
 
 MODEL is a folder, or `embedded`; it is not trained. SHIFT is added to every reward, which is 1 or
-0. All scripts or recipes, named without `.py`, get the same rollouts, in the sizes of the first
-one, and turn them into gradients by their own advantages, loss and weights, without a KL. Each of
-three seeds, which draw prompts and completions, gets a line. It ends with the squared gradients of
+0. All get the same rollouts, in the sizes of the first one. A SCRIPT is a script or a recipe, named
+without `.py`, whose `compute_advantages(rewards, args)`, `policy_loss` and `token_weights` make the
+gradient, without a KL; so not dcpo, ppo or dpo. What a recipe changes in `main` (lite_ppo,
+reinforce_pp, length_penalty) is not measured. Each of three seeds, which draw prompts and completions, gets a line. It ends with the squared gradients of
 log pi of right and of wrong completions, and the constant baseline of least variance for rewards of
 1 and 0.
 
-REINFORCE, with a mean as its baseline, and leave-one-out (RLOO) have the same expected gradient up
-to a factor, but differ in noise. On the untrained embedded model, smallest and largest of the seeds:
+REINFORCE without a baseline, with the mean, and with the mean of the others (RLOO) have the same
+expected gradient up to a factor, but differ in noise. On the untrained embedded model, smallest and largest of the seeds:
 
     reinforce                     0.106 to 0.122
     the same, rewards 2 and 1     0.341 to 0.493
@@ -21,7 +22,7 @@ to a factor, but differ in noise. On the untrained embedded model, smallest and 
     rloo                          0.101 to 0.117
     grpo                          0.157 to 0.189    divides by the standard deviation and the length
 
-With rewards of 1 and 0 a baseline gains next to nothing, which is an accident of this coding.
+With rewards of 1 and 0 a baseline gains little, which is an accident of this coding.
 """
 
 import argparse

@@ -26,11 +26,13 @@ SECONDS = 5.0  # a comparison that takes longer counts as wrong
 LOCK = threading.Lock()  # of the process's only pipe
 
 
-def math_verify(completions, gold, truncated, **columns):
+def math_verify(completions, gold, truncated, starts_in_thought, **columns):
     """Return 1.0 or 0.0 for each completion, None without a gold answer."""
     values = []
-    for completion, right, is_truncated in zip(completions, gold, truncated, strict=True):
+    rows = zip(completions, gold, truncated, starts_in_thought, strict=True)
+    for completion, right, is_truncated, in_thought in rows:
         text = completion if isinstance(completion, str) else completion[0]["content"]
+        text = "<think>" + text if in_thought else text
         values.append(None if right is None else math_verify_reward(text, right, is_truncated))
     return values
 

@@ -102,7 +102,7 @@ class Source:
                 self.args = node.body
         self.new_lines = {}  # {line of the script: its replacement}
         for node in self.statements:
-            if isinstance(node, ast.Assign) and node.targets[0].id == "LINES":
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LINES":
                 self.new_lines = ast.literal_eval(node.value)
         self.imported = {alias.name for node in self.imports for alias in node.names}
         self.options = {
@@ -130,7 +130,7 @@ class Source:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 found.add(node.name)
             elif isinstance(node, ast.Assign):
-                found.update(target.id for target in node.targets)
+                found.update(map(ast.unparse, node.targets))
         return found
 
     def local_functions(self):

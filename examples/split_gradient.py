@@ -4,9 +4,9 @@
 
     python examples/split_gradient.py high_entropy --threshold micro_batch
 
-SCRIPT is a script or a recipe, named without `.py`, that trains on rewards of groups. The
-completions of one rollout go through its `update` as a single optimizer step. Before that, the
-weights move away from those that sampled, so that ratios differ from 1. Each line is the change of
+SCRIPT is a script or a recipe, named without `.py`, with a `compute_advantages(rewards, args)`; so
+not dcpo, ppo or dpo. The completions of one rollout go through its `update` as a single optimizer
+step, without a KL. Before that, the weights move away from those that sampled, so that ratios differ from 1. Each line is the change of
 the gradient, relative to that of all rows in one micro-batch.
 """
 

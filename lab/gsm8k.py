@@ -142,6 +142,8 @@ def main():
     parser.add_argument("source", nargs="?", type=pathlib.Path)
     args = parser.parse_args()
     if args.action == "data":
+        if args.source is None:
+            parser.error("data needs the folder of GSM8K")
         write_data(args.source)
     else:
         longer = registry.Registration(registry.GSM8K_LONGER)

@@ -24,9 +24,8 @@ ROOT = registry.HERE.parent
 
 
 def git(*words):
-    return subprocess.run(
-        ["git", "-C", ROOT, *words], capture_output=True, text=True
-    ).stdout.strip()
+    command = ["git", "-C", ROOT, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def make(registration, run, seed, folder):

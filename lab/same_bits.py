@@ -148,7 +148,7 @@ def compare_weights(before, after):
             float((new[file][name].float() - x.float()).abs().max())
             for name, x in old[file].items()
         ]
-        if max(gaps) > 0:
+        if any(gap != 0 for gap in gaps):  # NaN, too
             found.append(f"model/{file} differs by up to {max(gaps):.2g}")
     return found
 

@@ -151,6 +151,10 @@ def test_pairs_and_evaluations():
     assert dry_run.update_shape(args, Job(8, "DDP"), sizes) == (4, 2, 1, 99, 1)
     assert dry_run.update_shape(args, Job(8, "FSDP2"), sizes).prompts == 0
     assert dry_run.update_shape(dpo.Args(max_length=99), Job(), sizes)[2:4] == (1, 98)
+    assert dry_run.update_shape(dpo.Args(micro_batch_size=1), Job(), sizes).rows == 2  # a pair
+    compute = functools.partial(dry_run.estimate, sizes=sizes)
+    tips = dict(dry_run.less_memory(args, Job(), compute, 1e12))
+    assert tips and "--lora_rank 16" not in tips  # which reward_model.py refuses
     assert dry_run.update_shape(grpo.Args(), Job(), sizes).prompts == 0
     all_at_once = dict(generate_batch_size=0)
     assert dry_run.generate_calls(grpo.Args(eval_prompts=0, **all_at_once), Job()) == {"rollout": (256, 8)}

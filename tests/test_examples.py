@@ -10,7 +10,7 @@ from testbed import ROOT
 
 EXAMPLES = ROOT / "examples"
 GYM = pytest.param("reasoning_gym_task", marks=pytest.mark.needs("reasoning_gym"))
-WITH_ARGUMENTS = ["calculator_task", "countdown", "gguf_model", "gradient_variance", "json_task", "split_gradient", GYM]
+WITH_ARGUMENTS = ["calculator_task", "gguf_model", "gradient_variance", "json_task", "split_gradient", GYM]
 
 
 def run(name, words, monkeypatch):
@@ -33,14 +33,6 @@ def test_a_missing_argument_is_named(name, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         run(name, [], monkeypatch)
     assert end.value.code == 2 and "the following arguments are required" in capsys.readouterr().err
-
-
-def test_countdown_row_gets_a_prompt(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"nums": [3, 4, 7], "target": 14}\n', encoding="utf-8")
-    run("countdown", [path], monkeypatch)
-    row = json.loads(capsys.readouterr().out)
-    assert row["prompt"].startswith("Use each of 3, 4, 7 once") and row["target"] == 14
 
 
 def test_variance_of_unwritten_recipes(monkeypatch, capsys):

@@ -20,12 +20,19 @@ def test_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setattr(tool.importlib.util, "find_spec", lambda name: None)
     tool.comparing_process.cache_clear()
     with pytest.raises(Exit, match="pip install"):
-        tool.math_verify(["#### 3"], ["4"], [False])
+        tool.math_verify(["#### 3"], ["4"], [False], [False])
 
 
 def test_accepted_answers_need_no_package():
     chat = [{"role": "assistant", "content": "#### 3"}]
-    assert tool.math_verify(["#### 3", chat, "#### 3"], ["3", ["2", "3"], None], [False] * 3) == [1.0, 1.0, None]
+    texts, golds, no = ["#### 3", chat, "#### 3"], ["3", ["2", "3"], None], [False] * 3
+    assert tool.math_verify(texts, golds, no, no) == [1.0, 1.0, None]
+
+
+def test_a_thought_holds_no_answer():
+    """The template has opened <think>, so the text does not show that it is a thought."""
+    texts = [r"Maybe \boxed{4}. But", r"Maybe \boxed{5}.</think>\boxed{4}"]
+    assert tool.math_verify(texts, ["4"] * 2, [True, False], [True] * 2) == [0.0, 1.0]
 
 
 @pytest.mark.needs("math_verify")

@@ -214,6 +214,11 @@ def test_imports_are_put_in_order(modules):
     assert "\nimport numpy as np\nimport peft\nimport torch\n" in made
 
 
+def test_a_script_may_set_an_attribute():
+    script = source("grpo").replace("@dataclass", "torch.backends.cuda.matmul.allow_tf32 = True\n\n\n@dataclass", 1)
+    assert "allow_tf32 = True" in recipes.put((recipes.files()["rloo"]).read_text(encoding="utf-8"), script)
+
+
 def test_recipe_replaces_in_place(capsys):
     listed = [name for names in recipes.KINDS.values() for name in names]
     assert sorted(listed) == sorted(NAMES)

@@ -80,7 +80,7 @@ def test_user_function_gets_trl_arguments(user_file):
     score([reward], [row(messages, None)] * 2, sampled("s", "t"))
     plain, chat = sys.modules["reward_mine"].calls
     expected = {"prompts": ["p", "q"], "completions": ["s", "t"], "completion_ids": [[0], [1]]}
-    expected |= {"truncated": [False, False], "gold": ["3", "4"]}
+    expected |= {"truncated": [False, False], "gold": ["3", "4"], "starts_in_thought": [False, False]}
     expected |= {"level": [1, None], "answer": [None, "long #### 4"]}
     assert plain == expected
     assert chat["prompts"] == [messages] * 2 and chat["completions"][0] == [{"role": "assistant", "content": "s"}]

@@ -280,7 +280,7 @@ def update_shape(args, job, sizes):
     if hasattr(args, "pairs_per_step"):
         prompt, completion = 1, args.max_length - 1
         group = 2
-        most = args.micro_batch_size // 2 * 2
+        most = 2 * max(1, args.micro_batch_size // 2)
         step_rows = 2 * args.pairs_per_step
     else:
         prompt, completion = args.max_prompt_tokens, args.max_new_tokens
@@ -418,7 +418,7 @@ def less_memory(args, job, compute, peak):
     """Return [(text, peak)] of the three options or launches that lower the peak most, each alone."""
     options = {"gradient_checkpointing": True, "kl_coef": 0}
     options["micro_batch_size"] = max(2, args.micro_batch_size // 4)
-    if not job.sharded:  # sharded runs do not support LoRA
+    if isinstance(args, RolloutArgs) and not job.sharded:  # others do not support LoRA
         options["lora_rank"] = 16
     if args.lora_rank:  # only the frozen base: bfloat16 loses small updates of trained weights
         options["dtype"] = "bfloat16"

@@ -65,6 +65,8 @@ def main(arguments):
         raise SystemExit(f"exercise {number} reads a run: name its folder")
     try:
         for path in map(pathlib.Path, yours):
+            if wanted == "mine" and not (path.suffix == ".py" and path.is_file()):
+                raise SystemExit(f"exercise {number} checks a script: {path} is none")
             if wanted == "mine":
                 check(number, mine=load(path))
             else:

@@ -14,7 +14,7 @@ Several runs are named by the part of their paths that differs, and the title li
 differ. Runs whose folders differ only in `-seedN`, or in the time of a default folder, are seeds of one
 run if no option but --seed differs: thin lines and their range in one color, and a thick line for the
 mean; from 100 steps on the thick line is a running mean. Next to dapo.py, which scales rewards
-differently, accuracy replaces reward.
+differently, accuracy replaces reward. dcpo.py scores -1 without an answer, where others score 0.
 """
 
 import argparse

@@ -39,13 +39,14 @@ def trace(name, *options):
     """Run one step of a script; return {file: [code object]} of the functions that ran."""
     script = ROOT / f"{name}.py"
     doors = step_functions(script.read_text(encoding="utf-8"))
+    own = (str(script), str(ROOT / "common"), str(ROOT / "fast"))  # a .venv may be in ROOT, too
     entered = {}  # as an ordered set
     depth = 0  # how many step functions are on the stack
 
     def look(frame, event, _):
         nonlocal depth
         code = frame.f_code
-        if event not in ("call", "return") or not code.co_filename.startswith(str(ROOT)):
+        if event not in ("call", "return") or not code.co_filename.startswith(own):
             return
         is_door = code.co_filename == str(script) and code.co_name in doors
         depth += is_door and event == "call"

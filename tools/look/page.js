@@ -102,7 +102,7 @@ function dot(reward) {
 }
 function goldOf({ answer }) {
   if (answer === null || answer === undefined) return "";
-  return element("span", { class: "dim gold" }, "gold answer ", element("b", { class: "code" }, visible(answer)));
+  return element("span", { class: "dim gold" }, "gold answer ", element("b", { class: "code" }, visible([answer].flat().join(" or "))));
 }
 const answers = element("div", { class: "body" });
 const prompts = element("div", { class: "chips", role: "group", "aria-label": "evaluation prompts" });

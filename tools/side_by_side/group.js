@@ -61,7 +61,7 @@ function whyGroup({ id }, rows) {
   if (isSilent && id === "dapo") return "All rewards are equal: the group is thrown away, and another prompt is sampled.";
   if (isSilent) return "All rewards are equal: no row learns anything.";
   if (id === "dcpo" && state.visits) {
-    return `The ${state.visits} earlier visits had a mean reward of ${say(state.earlier)}; the deviation is also theirs.`;
+    return `Mean reward of earlier visits: ${say(state.earlier)}, over ${state.visits}; their deviation counts, too.`;
   }
   const byLength = rows.toSorted((one, two) => two.weight - one.weight);
   const times = say(byLength[0].weight / byLength.at(-1).weight);
@@ -72,7 +72,7 @@ function whyGroup({ id }, rows) {
   const lengths = ROWS.map((row) => state[`length${row}`]);
   const factor = say(Math.max(...lengths) / Math.min(...lengths));
   if (factor === "1") return "All rows have one length, so the length changes no push.";
-  return `At one advantage the longest row pushes ${factor} times as much as the shortest.`;
+  return `At the same advantage the longest row pushes ${factor} times as much as the shortest.`;
 }
 
 function groupTable(rows) {

@@ -106,7 +106,7 @@ function why({ id, axis }, { gradient, low, high, cap }) {
   if (advantage === 0) return `The advantage is 0: ${nothing}.`;
   if (id === "sapo") {
     const left = say((100 * gradient) / (ratio * advantage));
-    return `No ratio stops this token: at ${number(ratio)}, ${left} % of the unclipped gradient are left.`;
+    return `No ratio stops this token: at ${number(ratio)}, ${left} % of the unclipped gradient is left.`;
   }
   const subject = `The ratio ${isRow ? "of the row " : ""}${number(ratio)}`;
   const isAbove = `${subject} is above ${number(high)}`;
